@@ -1,0 +1,915 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+#   dflash_lite:
+#     module: transformer
+#     public: [Transformer, load]
+# ---
+
+# %% [markdown]
+# # 2. The transformer
+#
+# The decoder that chapter 1's weights belong to, built from its parts: the
+# Llama family and its close relative Qwen3, in Flax NNX, equal to the
+# reference implementation up to rounding.
+#
+# **The question.** What does the model compute, exactly, and which of its
+# parts will the later chapters need to get at?
+#
+# **Afterwards you can** write RMSNorm, rotary embedding, grouped-query
+# attention and SwiGLU from their formulas, load real weights into them, look
+# inside the running model, and say where its parameters and bytes are.
+#
+# **Time.** 40 minutes to read and run, 30 minutes of exercises.
+
+# %% tags=["export"]
+import math
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from dflash_lite.checkpoints import (
+    Checkpoint,
+    ModelConfig,
+    RopeConfig,
+    Tokenizer,
+    UserError,
+    open_checkpoint,
+)
+
+# %%
+import matplotlib.pyplot as plt
+
+from dflash_lite.exercises import check
+
+# %% [markdown]
+# ## A stream that layers add to
+#
+# Each token becomes a vector of `hidden_size` numbers. Thirty layers look at
+# these vectors, one after the other, and each *adds* something to them. The
+# sum so far is called the residual stream. At the end, the vector of a
+# position is compared with the vector of every token in the vocabulary: the
+# scores are the logits of the next token.
+#
+# A layer does two things. Attention moves information between positions; the
+# MLP works on each position alone. Nothing else in the model moves
+# information between positions, so attention is where caches come in.
+#
+# The real settings are small enough to keep in mind:
+
+# %%
+checkpoint = open_checkpoint("smollm2-135m")
+config = checkpoint.config
+for name in "hidden_size num_hidden_layers num_attention_heads head_dim".split():
+    print(f"{name:22}{getattr(config, name):>6}")
+
+# %% [markdown]
+# ## A matrix product, flattened
+#
+# Our linear layer keeps its weight as (in, out), the transpose of the Hub's
+# custom, and makes its input two-dimensional before the product. Both are
+# choices for speed: XLA has better code for this case, above all for the
+# gradients of chapter 7.
+#
+# Accelerators multiply float32 matrices in reduced precision unless they are
+# told otherwise. We tell them: who asks for float32 gets float32.
+
+# %% tags=["export"]
+class Linear(nnx.Module):
+    """y = x W + b, with W stored as (inputs, outputs)."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        bias: bool = False,
+        dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        normal = nnx.initializers.normal(0.02)
+        self.weight = nnx.Param(normal(rngs.params(), (inputs, outputs), dtype))
+        self.bias = nnx.Param(jnp.zeros(outputs, dtype)) if bias else None
+
+    def __call__(self, x: Float[Array, "*rest inputs"]) -> Float[Array, "*rest outputs"]:
+        """Apply to the last axis."""
+        y = matmul(x.reshape(-1, x.shape[-1]), self.weight[...])
+        y = y if self.bias is None else y + self.bias[...]
+        return y.reshape(*x.shape[:-1], -1)
+
+
+def matmul(x: Float[Array, "m k"], w: Float[Array, "k n"]) -> Float[Array, "m n"]:
+    """A matrix product in the full precision of its type, on every device."""
+    exact = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    return jnp.matmul(x, w, precision=exact)
+
+
+# %% [markdown]
+# ## RMSNorm
+#
+# Sums grow. Before each sublayer the vector is brought to a standard length:
+# divide by the root of the mean square, then scale each component by a learned
+# weight ([Zhang and Sennrich 2019](https://arxiv.org/abs/1910.07467)):
+#
+# $$\operatorname{norm}(x)_i = w_i \, \frac{x_i}
+# {\sqrt{\tfrac{1}{n} \sum_j x_j^2 + \varepsilon}}.$$
+#
+# The square is taken in float32 even in a bfloat16 model, and the result is
+# rounded back *before* the weight is applied. The order matters for equality
+# with the reference in bfloat16.
+
+# %% tags=["export"]
+class RMSNorm(nnx.Module):
+    """Root-mean-square normalisation over the last axis."""
+
+    def __init__(self, size: int, *, eps: float = 1e-6, dtype: Any = jnp.float32):
+        self.weight = nnx.Param(jnp.ones(size, dtype))
+        self.eps = eps
+
+    def __call__(self, x: Float[Array, "*rest size"]) -> Float[Array, "*rest size"]:
+        """Normalise; the statistics are float32."""
+        wide = x.astype(jnp.float32)
+        mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
+        narrow = (wide * jax.lax.rsqrt(mean_square + self.eps)).astype(x.dtype)
+        return self.weight[...] * narrow
+
+
+# %%
+norm = RMSNorm(4)
+x = jnp.array([3.0, -4.0, 0.0, 5.0])
+print(norm(x))
+assert np.allclose(jnp.mean(norm(x) ** 2), 1)
+assert np.allclose(norm(x), norm(10 * x), atol=1e-5)
+
+# %% [markdown]
+# ## Positions are angles
+#
+# Attention compares a query with every key. Without help it cannot tell near
+# from far. The rotary embedding ([Su et al. 2021](
+# https://arxiv.org/abs/2104.09864)) turns pairs of numbers in q and k by an
+# angle that grows with the position. The dot product of two turned vectors
+# depends on the *difference* of their angles, so it knows the distance.
+#
+# Pair $i$ of a head with $d$ numbers turns by $\theta^{-2i/d}$ radians a token:
+# the first pair quickly, the last very slowly.
+
+# %% tags=["export"]
+def rope_frequencies(rope: RopeConfig, head_dim: int) -> tuple[np.ndarray, float]:
+    """The angle per token of each pair, and a factor for cos and sin.
+
+    Returns:
+        (head_dim / 2,) radians per token, and the factor (1 except in YaRN).
+
+    Source: RoFormer (Su et al. 2021), section 3.2; for the kinds "llama3" and
+    "yarn" the functions below.
+    """
+    plain = rope.theta ** -(np.arange(0, head_dim, 2) / head_dim)
+    if rope.kind == "linear":
+        return plain / rope.factor, 1.0
+    if rope.kind == "factors":
+        return plain / np.asarray(rope.factors), 1.0
+    if rope.kind == "llama3":
+        return llama3_frequencies(plain, rope), 1.0
+    if rope.kind == "yarn":
+        return yarn_frequencies(plain, rope, head_dim), yarn_factor(rope)
+    return plain, 1.0
+
+
+# %%
+angles, _ = rope_frequencies(config.rope, config.head_dim)
+turn = 2 * np.pi / angles
+print(f"one turn: pair 0 {turn[0]:.1f} tokens, last pair {turn[-1]:,.0f} tokens")
+
+# %% [markdown]
+# **Predict.** SmolLM2 was trained on at most 8,192 tokens. How many of its 32
+# pairs never complete a turn?
+
+# %%
+never = int((turn > config.max_position_embeddings).sum())
+print(never, "of", len(turn), "pairs")
+assert 8 < never < 16
+
+# %% [markdown]
+# Such slow pairs are why a context can be stretched after training: Llama 3.1
+# and YaRN slow the slow pairs further and leave the quick ones alone. Llama
+# 3.1 decides by wavelength, with a smooth step between two bounds.
+
+# %% tags=["export"]
+def llama3_frequencies(plain: np.ndarray, rope: RopeConfig) -> np.ndarray:
+    """Stretch as Llama 3.1 does: waves longer than the old context, by factor.
+
+    Source: `_compute_llama3_parameters` of transformers, whose values are
+    matched.
+    """
+    turns = rope.original_max_position_embeddings * plain / (2 * np.pi)
+    low, high = rope.low_freq_factor, rope.high_freq_factor
+    keep = np.clip((turns - low) / (high - low), 0, 1)
+    return keep * plain + (1 - keep) * plain / rope.factor
+
+
+def yarn_frequencies(
+    plain: np.ndarray, rope: RopeConfig, head_dim: int
+) -> np.ndarray:
+    """Stretch as YaRN does: a ramp over the index of the pair.
+
+    Source: YaRN (Peng et al. 2023), section 3.2, with the bounds of
+    `_compute_yarn_parameters` of transformers.
+    """
+
+    def pair_with(turns: float) -> float:
+        wave = rope.original_max_position_embeddings / (turns * 2 * math.pi)
+        return head_dim * math.log(wave) / (2 * math.log(rope.theta))
+
+    low, high = pair_with(rope.beta_fast), pair_with(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    ramp = (np.arange(head_dim // 2) - low) / max(high - low, 1e-3)
+    keep = 1 - np.clip(ramp, 0, 1)
+    return keep * plain + (1 - keep) * plain / rope.factor
+
+
+def yarn_factor(rope: RopeConfig) -> float:
+    """The factor of cos and sin that keeps YaRN's attention sharp."""
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    return 0.1 * math.log(rope.factor) + 1 if rope.factor > 1 else 1.0
+
+
+# %% [markdown]
+# Cosines and sines are computed once for all layers, in float32: at position
+# 8,000 an angle in bfloat16 would be off by whole turns.
+
+# %% tags=["export"]
+class Rotation(NamedTuple):
+    """Cosine and sine of each pair's angle at each position."""
+
+    cos: Float[Array, "batch tokens pairs"]
+    sin: Float[Array, "batch tokens pairs"]
+
+
+def rotation(
+    rope: RopeConfig, head_dim: int, positions: Int[Array, "batch tokens"]
+) -> Rotation:
+    """The rotation at absolute positions, in float32."""
+    frequencies, factor = rope_frequencies(rope, head_dim)
+    angles = positions[..., None] * jnp.asarray(frequencies, jnp.float32)
+    return Rotation(jnp.cos(angles) * factor, jnp.sin(angles) * factor)
+
+
+def rotate(
+    x: Float[Array, "batch tokens heads head_dim"], by: Rotation
+) -> Float[Array, "batch tokens heads head_dim"]:
+    """Turn the pairs (i, i + head_dim / 2) of every head.
+
+    Source: RoFormer (Su et al. 2021), equation 34, with the pairing of
+    transformers.
+    """
+    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = by.cos[:, :, None], by.sin[:, :, None]
+    turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+    return turned.astype(x.dtype)
+
+
+# %% [markdown]
+# The claim to check: only the distance counts. We turn a query and a key at
+# positions 3 and 10, and again at 103 and 110.
+
+# %%
+q, k = jax.random.normal(jax.random.key(0), (2, 1, 1, 1, config.head_dim))
+
+
+def score(at: int, to: int) -> float:
+    turns = [rotation(config.rope, 64, jnp.array([[p]])) for p in (at, to)]
+    return float(jnp.sum(rotate(q, turns[0]) * rotate(k, turns[1])))
+
+
+# %%
+assert np.isclose(score(3, 10), score(103, 110), rtol=1e-4)
+assert not np.isclose(score(3, 10), score(3, 11), rtol=1e-4)
+
+# %% [markdown]
+# ## Attention, with few keys for many queries
+#
+# A head mixes the values of all positions, weighted by how well their keys
+# answer its query:
+#
+# $$\operatorname{attention}(q, K, V) =
+# \operatorname{softmax}\!\left(\frac{q K^\top}{\sqrt d}\right) V.$$
+#
+# Keys and values must be remembered for every past token, so the model keeps
+# few of them: SmolLM2 has nine query heads, and three heads of keys and values,
+# each shared by three queries ([Ainslie et al. 2023](
+# https://arxiv.org/abs/2305.13245)).
+#
+# The mask says which query sees which key. Softmax runs in float32.
+
+# %% tags=["export"]
+def attention(
+    q: Float[Array, "batch queries heads head_dim"],
+    k: Float[Array, "batch kv_heads keys head_dim"],
+    v: Float[Array, "batch kv_heads keys head_dim"],
+    mask: Bool[Array, "batch queries keys"],
+) -> Float[Array, "batch queries heads head_dim"]:
+    """Grouped-query attention; a query that sees no key gets zeros.
+
+    Query heads h·g to h·g + g − 1 share the keys and values of head h.
+
+    Source: Ainslie et al. 2023 (GQA), section 2.2.
+    """
+    batch, queries, heads, size = q.shape
+    exact = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
+    grouped = q.reshape(batch, queries, k.shape[1], -1, size)
+    scores = jnp.einsum("bthgd,bhsd->bhgts", grouped, k, precision=exact)
+    scores = scores.astype(jnp.float32) * size**-0.5
+    seen = mask[:, None, None]
+    lowest = jnp.finfo(scores.dtype).min
+    weights = jax.nn.softmax(jnp.where(seen, scores, lowest), axis=-1)
+    weights = jnp.where(seen, weights, 0).astype(v.dtype)
+    mixed = jnp.einsum("bhgts,bhsd->bthgd", weights, v, precision=exact)
+    return mixed.reshape(q.shape)
+
+
+# %% [markdown]
+# ## The cache is a plug
+#
+# A layer computes q, k and v of the new tokens. What happens next depends on
+# who runs the model. In training, the new tokens see each other and that is
+# all. In decoding, they also see what came before, from a cache. In chapter 5
+# the cache lies in pages.
+#
+# So the layer does not decide. It hands q, k and v to an object with one
+# method, which stores what it wants and returns the attention's result. The
+# forward pass is written once; every cache plugs in here.
+
+# %% tags=["export"]
+class Cache(Protocol):
+    """Where keys and values live; a pytree, passed through the forward pass."""
+
+    def attend(
+        self,
+        layer: int,
+        q: Float[Array, "batch tokens heads head_dim"],
+        k: Float[Array, "batch tokens kv_heads head_dim"],
+        v: Float[Array, "batch tokens kv_heads head_dim"],
+        positions: Int[Array, "batch tokens"],
+    ) -> tuple[Float[Array, "batch tokens heads head_dim"], "Cache"]:
+        """Store k and v of one layer, attend with q, return both results."""
+        ...
+
+
+# %% [markdown]
+# The simplest plug stores nothing. A token sees the tokens of this call whose
+# position is not after its own.
+
+# %% tags=["export"]
+class NoCache(NamedTuple):
+    """New tokens see each other, causally by position, and nothing else."""
+
+    def attend(
+        self,
+        layer: int,
+        q: Float[Array, "batch tokens heads head_dim"],
+        k: Float[Array, "batch tokens kv_heads head_dim"],
+        v: Float[Array, "batch tokens kv_heads head_dim"],
+        positions: Int[Array, "batch tokens"],
+    ) -> tuple[Float[Array, "batch tokens heads head_dim"], "NoCache"]:
+        """Attend within the call; see `Cache`."""
+        mask = positions[:, None, :] <= positions[:, :, None]
+        return attention(q, k.swapaxes(1, 2), v.swapaxes(1, 2), mask), self
+
+
+# %% [markdown]
+# The layer's own part is short. Qwen3 normalises each head's q and k before
+# they turn; Llama does not. The attributes carry the Hub's names, so that
+# loading needs no table.
+
+# %% tags=["export"]
+class Attention(nnx.Module):
+    """Projections, rotary embedding, and whatever the cache does."""
+
+    def __init__(
+        self, config: ModelConfig, *, dtype: Any = jnp.float32, rngs: nnx.Rngs
+    ):
+        c = config
+        self.head_dim = c.head_dim
+        queries = c.num_attention_heads * c.head_dim
+        keys = c.num_key_value_heads * c.head_dim
+        options = dict(bias=c.attention_bias, dtype=dtype, rngs=rngs)
+        self.q_proj = Linear(c.hidden_size, queries, **options)
+        self.k_proj = Linear(c.hidden_size, keys, **options)
+        self.v_proj = Linear(c.hidden_size, keys, **options)
+        self.o_proj = Linear(queries, c.hidden_size, **options)
+        norms = c.model_type == "qwen3"
+        norm = dict(eps=c.rms_norm_eps, dtype=dtype)
+        self.q_norm = RMSNorm(c.head_dim, **norm) if norms else None
+        self.k_norm = RMSNorm(c.head_dim, **norm) if norms else None
+
+    def heads(
+        self, x: Float[Array, "batch tokens hidden"], part: str
+    ) -> Float[Array, "batch tokens heads head_dim"]:
+        """Project to the heads of "q", "k" or "v", normalised where it is."""
+        y = getattr(self, f"{part}_proj")(x)
+        y = y.reshape(*x.shape[:2], -1, self.head_dim)
+        norm = getattr(self, f"{part}_norm", None)
+        return y if norm is None else norm(y)
+
+    def __call__(
+        self,
+        x: Float[Array, "batch tokens hidden"],
+        layer: int,
+        by: Rotation,
+        positions: Int[Array, "batch tokens"],
+        cache: Cache,
+    ) -> tuple[Float[Array, "batch tokens hidden"], Cache]:
+        """Attend through the cache; return the result and the new cache."""
+        q, k = rotate(self.heads(x, "q"), by), rotate(self.heads(x, "k"), by)
+        mixed, cache = cache.attend(layer, q, k, self.heads(x, "v"), positions)
+        return self.o_proj(mixed.reshape(*x.shape[:2], -1)), cache
+
+
+# %% [markdown]
+# ## SwiGLU
+#
+# Most parameters sit in the MLP. Two projections widen the vector; one of
+# them, through the smooth switch $\operatorname{silu}(z) = z\,\sigma(z)$, gates
+# the other; a third brings the width back ([Shazeer 2020](
+# https://arxiv.org/abs/2002.05202)).
+
+# %% tags=["export"]
+class MLP(nnx.Module):
+    """SwiGLU: down(silu(gate(x)) · up(x)).
+
+    Source: GLU variants improve transformer (Shazeer 2020), equation 6.
+    """
+
+    def __init__(
+        self, config: ModelConfig, *, dtype: Any = jnp.float32, rngs: nnx.Rngs
+    ):
+        hidden, wide = config.hidden_size, config.intermediate_size
+        options = dict(bias=config.mlp_bias, dtype=dtype, rngs=rngs)
+        self.gate_proj = Linear(hidden, wide, **options)
+        self.up_proj = Linear(hidden, wide, **options)
+        self.down_proj = Linear(wide, hidden, **options)
+
+    def __call__(
+        self, x: Float[Array, "*rest hidden"]
+    ) -> Float[Array, "*rest hidden"]:
+        """Apply to each position alone."""
+        return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+# %% [markdown]
+# ## A layer
+#
+# Norm, attention, add; norm, MLP, add.
+
+# %% tags=["export"]
+class Layer(nnx.Module):
+    """One decoder layer, with its norms before each part."""
+
+    def __init__(
+        self, config: ModelConfig, *, dtype: Any = jnp.float32, rngs: nnx.Rngs
+    ):
+        norm = dict(eps=config.rms_norm_eps, dtype=dtype)
+        self.input_layernorm = RMSNorm(config.hidden_size, **norm)
+        self.self_attn = Attention(config, dtype=dtype, rngs=rngs)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, **norm)
+        self.mlp = MLP(config, dtype=dtype, rngs=rngs)
+
+    def __call__(
+        self,
+        x: Float[Array, "batch tokens hidden"],
+        layer: int,
+        by: Rotation,
+        positions: Int[Array, "batch tokens"],
+        cache: Cache,
+    ) -> tuple[Float[Array, "batch tokens hidden"], Cache]:
+        """Add attention, then the MLP, to the residual stream."""
+        mixed, cache = self.self_attn(
+            self.input_layernorm(x), layer, by, positions, cache
+        )
+        x = x + mixed
+        return x + self.mlp(self.post_attention_layernorm(x)), cache
+
+
+# %% [markdown]
+# ## The model
+#
+# The whole forward pass: look up embeddings, run the layers, normalise. Two
+# things come out besides. The cache, with the new keys and values in it. And
+# *taps*: the residual stream after chosen layers. A DFlash drafter reads taps;
+# so will we, when we look inside.
+#
+# The logits are a separate step. A prompt of a thousand tokens needs the
+# logits of its last position only, and those of all would be 200 MB.
+
+# %% tags=["export"]
+class Output(NamedTuple):
+    """What a forward pass gives."""
+
+    hidden: Float[Array, "batch tokens hidden"]  # after the final norm
+    taps: tuple[Float[Array, "batch tokens hidden"], ...]  # one for each tap
+    cache: Cache
+
+
+class Transformer(nnx.Module):
+    """A decoder of the Llama or Qwen3 family.
+
+    Args:
+        config: the model's shape.
+        dtype: the type of parameters and activations.
+        rngs: random state for the initial weights.
+    """
+
+    def __init__(
+        self, config: ModelConfig, *, dtype: Any = jnp.float32, rngs: nnx.Rngs
+    ):
+        self.config = config
+        normal = nnx.initializers.normal(0.02)
+        table = (config.vocab_size, config.hidden_size)
+        self.embed_tokens = nnx.Param(normal(rngs.params(), table, dtype))
+        options = dict(dtype=dtype, rngs=rngs)
+        layers = [Layer(config, **options) for _ in range(config.num_hidden_layers)]
+        self.layers = module_list(layers)
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype)
+        tied = config.tie_word_embeddings
+        self.lm_head = None if tied else nnx.Param(normal(rngs.params(), table, dtype))
+
+    def __call__(
+        self,
+        tokens: Int[Array, "batch tokens"],
+        positions: Int[Array, "batch tokens"] | None = None,
+        cache: Cache = NoCache(),
+        taps: Sequence[int] = (),
+    ) -> Output:
+        """Run the layers over new tokens.
+
+        Args:
+            tokens: token ids, below `vocab_size`.
+            positions: the absolute position of each; 0, 1, … by default.
+            cache: where keys and values go.
+            taps: layers, counted from 0, whose output stream is returned.
+
+        Source: Llama 2 (Touvron et al. 2023), section 2.2; Qwen3 technical
+        report (2025), section 2; `transformers` is matched to rounding.
+        """
+        if positions is None:
+            positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        by = rotation(self.config.rope, self.config.head_dim, positions)
+        x, tapped = self.embed_tokens[...][tokens], {}
+        for i, layer in enumerate(self.layers):
+            x, cache = layer(x, i, by, positions, cache)
+            tapped[i] = x
+        return Output(self.norm(x), tuple(tapped[i] for i in taps), cache)
+
+    def logits(
+        self, hidden: Float[Array, "*rest hidden"]
+    ) -> Float[Array, "*rest vocab"]:
+        """Scores of the next token, in float32, from `Output.hidden`."""
+        head = self.embed_tokens if self.lm_head is None else self.lm_head
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        scores = matmul(flat, head[...].T).astype(jnp.float32)
+        return scores.reshape(*hidden.shape[:-1], -1)
+
+
+def module_list(modules: list) -> Any:
+    """A list that Flax tracks: `nnx.List` where there is one (from 0.12)."""
+    return getattr(nnx, "List", list)(modules)
+
+
+# %% [markdown]
+# ## Real weights
+#
+# A model of 135 million random numbers would be made only to be thrown away.
+# `nnx.eval_shape` builds the modules with shapes instead of arrays; then each
+# parameter is looked up by its path, which is its name on the Hub. Linear
+# weights are turned round on the way.
+
+# %% tags=["export"]
+def from_checkpoint(checkpoint: Checkpoint, dtype: Any = "float32") -> Transformer:
+    """A model with a checkpoint's weights.
+
+    Args:
+        checkpoint: from `open_checkpoint`.
+        dtype: the type to hold weights in; "float32" or "bfloat16".
+
+    Raises:
+        UserError: a tensor is missing or has another shape than the config
+            says.
+    """
+    dtype = jnp.dtype(dtype)
+    model = nnx.eval_shape(
+        lambda: Transformer(checkpoint.config, dtype=dtype, rngs=nnx.Rngs(0))
+    )
+    graph, state = nnx.split(model)
+    flat = dict(nnx.to_flat_state(state))
+    for path, param in flat.items():
+        array = read_parameter(checkpoint.tensors, path, param.shape)
+        flat[path] = param.replace(jnp.asarray(array, dtype))
+    return nnx.merge(graph, nnx.from_flat_state(flat))
+
+
+def read_parameter(
+    tensors: Any, path: tuple[str | int, ...], shape: tuple[int, ...]
+) -> np.ndarray:
+    """One parameter, by its path in the model, in this package's layout."""
+    name = ".".join(map(str, path)).removesuffix(".weight")
+    linear = path[-2:-1] and str(path[-2]).endswith("_proj")
+    prefix = "" if name == "lm_head" else "model."
+    name = prefix + name + ("" if name.endswith(".bias") else ".weight")
+    if name not in tensors:
+        raise UserError(f"The checkpoint has no tensor {name}.")
+    array = tensors[name]
+    array = array.T if linear else array
+    if array.shape != shape:
+        raise UserError(
+            f"{name} has the shape {array.shape}, the config says {shape}."
+        )
+    return array
+
+
+# %% [markdown]
+# `load` is the front door of the package.
+
+# %% tags=["export"]
+def load(
+    name_or_path: str | os.PathLike, dtype: Any = "float32"
+) -> tuple[Transformer, Tokenizer]:
+    """Load a model and its tokenizer.
+
+    Args:
+        name_or_path: "smollm2-135m", a .gguf file, a folder in the Hub's
+            layout, or a Hub id "owner/name".
+        dtype: "float32" or "bfloat16".
+
+    Raises:
+        UserError: the model cannot be found or read; the message says why.
+    """
+    checkpoint = open_checkpoint(name_or_path)
+    return from_checkpoint(checkpoint, dtype), checkpoint.tokenizer
+
+
+# %%
+model, tokenizer = load("smollm2-135m")
+
+# %% [markdown]
+# It knows things. We ask for the five most likely tokens after a few words.
+
+# %%
+@jax.jit
+def forward(model, tokens):
+    return model.logits(model(tokens).hidden)
+
+
+# %%
+text = "The capital of France is"
+tokens = jnp.array([tokenizer.encode(text)])
+logits = forward(model, tokens)
+for i in jnp.argsort(-logits[0, -1])[:5]:
+    print(f"{logits[0, -1, i]:7.2f}  {tokenizer.decode([int(i)])!r}")
+
+# %%
+assert tokenizer.decode([int(logits[0, -1].argmax())]) == " Paris"
+assert logits.shape == (1, tokens.shape[1], config.vocab_size)
+
+# %% [markdown]
+# How near is this to the reference? The package's tests compare the logits and
+# every layer's output with `transformers`: they agree to 1e-4 of the largest
+# value, in float32, for this model and for small random models with each
+# option above. Float32 carries about seven digits, and thirty layers of sums
+# use up some.
+#
+# **Predict.** bfloat16 keeps eight bits of each number's digits, a relative
+# step of $2^{-8}$. How far do the logits move?
+
+# %%
+half = from_checkpoint(checkpoint, "bfloat16")
+rough = forward(half, tokens)
+error = jnp.abs(rough - logits).max() / jnp.abs(logits).max()
+agree = (rough.argmax(-1) == logits.argmax(-1)).mean()
+assert 2**-12 < error < 2**-3 and agree > 0.5
+
+# %%
+# NBVAL_IGNORE_OUTPUT
+print(f"largest error {error:.3f} of the largest logit")
+print(f"same next token at {agree:.0%} of the positions")
+
+# %% [markdown]
+# So "exact" needs its precision said. Float32 gives the same tokens as the
+# reference; bfloat16 can choose another token wherever two are almost equal.
+
+# %% [markdown]
+# ## Looking inside
+#
+# Since the cache is a plug, we can plug in a spy: it computes what `NoCache`
+# does, and keeps the attention weights of one layer.
+
+# %%
+class Spy:
+    def __init__(self, layer):
+        self.layer, self.weights = layer, None
+
+    def attend(self, layer, q, k, v, positions):
+        if layer == self.layer:
+            shared = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)
+            scores = jnp.einsum("bthd,bshd->bhts", q, shared) / 8
+            mask = positions[:, None, :] <= positions[:, :, None]
+            self.weights = jax.nn.softmax(scores, where=mask[:, None])
+        return NoCache().attend(layer, q, k, v, positions)[0], self
+
+
+# %%
+text = "Anna gave Ben a red book. Ben gave Anna a red"
+ids = tokenizer.encode(text)
+words = [tokenizer.decode([i]) for i in ids]
+spy = Spy(layer=15)
+model(jnp.array([ids]), cache=spy)
+assert np.allclose(spy.weights.sum(-1), 1, atol=1e-5)
+
+# %% [markdown]
+# Each row is a token that looks, each column a token that it looks at. Most
+# heads look at the first token, which serves as a resting place ([Xiao et al.
+# 2023](https://arxiv.org/abs/2309.17453)). Some heads look for what followed
+# the same word before: from the second *red* to *book*.
+
+# %% mystnb={"image": {"alt": "Three attention maps of layer 15 over the words of a sentence: lower triangles, with a dark first column and some dark cells off it."}}
+fig, axes = plt.subplots(1, 3, figsize=(10, 3.6), sharey=True)
+for ax, head in zip(axes, (0, 4, 8), strict=True):
+    ax.imshow(spy.weights[0, head], cmap="cividis_r", vmin=0, vmax=1)
+    ax.set_title(f"head {head}", fontsize=10)
+    ax.set_xticks(range(len(words)), words, rotation=90, fontsize=8)
+_ = axes[0].set_yticks(range(len(words)), words, fontsize=8)
+
+# %% [markdown]
+# Taps show the residual stream. We follow the last position through the
+# layers, and ask at each one: if the model stopped here, what would it say?
+# (The "logit lens", [nostalgebraist 2020](https://www.lesswrong.com/posts/
+# AcKRB8wDpdaN6v6ru/interpreting-gpt-the-logit-lens).)
+
+# %%
+layers = range(0, config.num_hidden_layers)
+inside = model(jnp.array([ids]), taps=layers).taps
+early = [model.logits(model.norm(t[:, -1]))[0] for t in inside]
+for i in (0, 8, 16, 22, 26, 29):
+    print(f"after layer {i:2}: {tokenizer.decode([int(early[i].argmax())])!r}")
+
+# %%
+assert tokenizer.decode([int(early[-1].argmax())]) == " book"
+
+# %% [markdown]
+# The last layers only polish. A drafter that reads the middle layers can know
+# much of what the model is about to say: this is the idea behind early exit
+# (chapter 6), EAGLE-3 (chapter 8) and DFlash (chapter 10).
+
+# %% mystnb={"image": {"alt": "Line plot: the length of the residual stream against the layer, for the first and the last token; the first token's is far longer in the middle layers."}}
+lengths = jnp.stack([jnp.linalg.norm(t[0], axis=-1) for t in inside])
+fig, ax = plt.subplots(figsize=(7, 2.8))
+ax.plot(lengths[:, 0], "--", label="first token")
+ax.plot(lengths[:, -1], "-", label="last token")
+ax.legend(frameon=False)
+_ = ax.set(xlabel="layer", ylabel="length of the stream", yscale="log")
+
+# %% [markdown]
+# ## Where the bytes are
+#
+# Decoding reads every parameter for every token, so bytes by part are time by
+# part. Chapter 3 turns this table into milliseconds.
+
+# %%
+def part_of(path):
+    return next(
+        (str(p) for p in path if p in ("self_attn", "mlp", "embed_tokens")), "norms"
+    )
+
+
+sizes: dict[str, int] = {}
+for path, param in nnx.to_flat_state(nnx.state(model)):
+    part = "norms" if "norm" in str(path) else part_of(path)
+    sizes[part] = sizes.get(part, 0) + param.size
+for part, size in sizes.items():
+    print(f"{part:13}{size:>12,} parameters {4 * size / 2**20:>6.1f} MiB")
+
+# %%
+assert sum(sizes.values()) == 134_515_008
+
+# %% [markdown]
+# ## Exercises
+#
+# **2.1 RMSNorm by hand** (5 minutes). Write the norm for one vector, without
+# the module. What does $\varepsilon$ do for a vector of zeros?
+
+# %% tags=["exercise"]
+def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    """Normalise one vector to root mean square 1, then scale."""
+    ### BEGIN SOLUTION
+    return weight * x / np.sqrt(np.mean(x**2) + eps)
+    ### END SOLUTION
+
+
+# %% tags=["check"]
+@check(rms_norm)
+def _(f):
+    x, one = np.array([3.0, -4.0]), np.ones(2)
+    assert not np.allclose(f(x, one, 0.0), x / 5), "divide by the mean's root"
+    assert np.allclose(f(x, one, 0.0), x / np.sqrt(12.5)), "the root mean square"
+    assert np.allclose(f(x, 2 * one, 0.0), 2 * f(x, one, 0.0)), "use the weight"
+    assert np.isfinite(f(0 * x, one, 1e-6)).all(), "eps belongs under the root"
+
+
+# %% [markdown]
+# **2.2 Turn by complex numbers** (10 minutes). A pair $(a, b)$ is the complex
+# number $a + bi$, and turning it by an angle is one multiplication. Write
+# `rotate` for one head that way. Mind the pairing: first half with second half.
+
+# %% tags=["exercise"]
+def rotate_complex(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
+    """Turn one head of size d by d/2 angles."""
+    ### BEGIN SOLUTION
+    half = len(x) // 2
+    turned = (x[:half] + 1j * x[half:]) * np.exp(1j * angles)
+    return np.concatenate([turned.real, turned.imag])
+    ### END SOLUTION
+
+
+# %% tags=["check"]
+@check(rotate_complex)
+def _(f):
+    x = np.array([1.0, 0.0, 0.0, 0.0])
+    quarter = np.array([np.pi / 2, 0.0])
+    assert f(x, quarter).shape == (4,), "keep the shape"
+    assert not np.allclose(f(x, quarter), [0, 1, 0, 0]), (
+        "you paired neighbours: pair i with i + d/2"
+    )
+    assert not np.allclose(f(x, quarter), [0, 0, -1, 0]), "turn the other way"
+    assert np.allclose(f(x, quarter), [0, 0, 1, 0], atol=1e-12), "a quarter turn"
+    head = np.random.default_rng(0).normal(size=64)
+    by = rotation(config.rope, 64, jnp.array([[7]]))
+    expected = rotate(jnp.array(head)[None, None, None], by)[0, 0, 0]
+    assert np.allclose(f(head, 7 * angles), expected, atol=1e-4), "compare rotate"
+
+
+# %% [markdown]
+# **2.3 How large is Qwen3-4B?** (10 minutes). Count the parameters of a
+# decoder from its settings: embeddings (once, if tied), and for each layer the
+# four projections, the three of the MLP, two norms, and in Qwen3 a norm for
+# the q and k of one head. One norm ends the model.
+
+# %% tags=["exercise"]
+def parameters(c: ModelConfig) -> int:
+    """The number of parameters of a model without biases."""
+    ### BEGIN SOLUTION
+    heads = 2 * c.num_attention_heads + 2 * c.num_key_value_heads
+    layer = c.hidden_size * c.head_dim * heads
+    layer += 3 * c.hidden_size * c.intermediate_size + 2 * c.hidden_size
+    layer += 2 * c.head_dim * (c.model_type == "qwen3")
+    tables = 1 if c.tie_word_embeddings else 2
+    outside = tables * c.vocab_size * c.hidden_size + c.hidden_size
+    return c.num_hidden_layers * layer + outside
+    ### END SOLUTION
+
+
+# %% tags=["check"]
+@check(parameters)
+def _(f):
+    qwen = ModelConfig(
+        "qwen3", 151_936, 2560, 9728, 36, 32, 8, 128, 40_960,
+        tie_word_embeddings=True,
+    )
+    ours = f(config)
+    assert ours != 134_515_008 + 28_311_552, "SmolLM2 ties its embeddings"
+    assert ours != 134_515_008 - 576, "the final norm is missing"
+    assert ours == 134_515_008, f"SmolLM2 has 134,515,008, not {ours:,}"
+    assert f(qwen) != 4_022_468_096 - 36 * 256, "Qwen3 has norms on q and k"
+    assert f(qwen) == 4_022_468_096, f"Qwen3-4B has 4,022,468,096, not {f(qwen):,}"
+
+
+# %% [markdown]
+# ## Key points
+#
+# - Layers add to a residual stream. Attention alone moves information between
+#   positions, and rotary angles tell it the distance.
+# - Few key-value heads serve many query heads, because keys and values are
+#   what must be kept.
+# - The cache is a plug with one method. The forward pass never knows which one
+#   it runs on.
+# - Taps are the stream after chosen layers. The middle of the model knows much
+#   of what the end will say.
+# - Equality has a precision: rounding-level in float32, up to near-ties in
+#   bfloat16.
+#
+# **Next:** chapter 3 lets the model speak, and finds out what the time goes
+# into.

@@ -1,0 +1,58 @@
+"""Speculative decoding in JAX, made of the chapters of a book: one module each.
+
+The names below load their module when they are first used, so that
+`import dflash_lite` loads neither jax nor flax.
+
+Made from the chapters by tools/tangle.py:
+edit a chapter, not this file.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dflash_lite.checkpoints import (
+        Checkpoint,
+        Tokenizer,
+        UserError,
+        fetch,
+        open_checkpoint,
+    )
+    from dflash_lite.transformer import Transformer, load
+
+__all__ = [
+    "Checkpoint",
+    "Tokenizer",
+    "UserError",
+    "fetch",
+    "open_checkpoint",
+    "Transformer",
+    "load",
+]
+
+_MODULES = {
+    "Checkpoint": "checkpoints",
+    "Tokenizer": "checkpoints",
+    "UserError": "checkpoints",
+    "fetch": "checkpoints",
+    "open_checkpoint": "checkpoints",
+    "Transformer": "transformer",
+    "load": "transformer",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value = version("dflash_lite")
+    elif name in _MODULES:
+        value = getattr(import_module(f"dflash_lite.{_MODULES[name]}"), name)
+    else:
+        raise AttributeError(f"module 'dflash_lite' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__, "__version__"])

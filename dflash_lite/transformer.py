@@ -1,0 +1,498 @@
+"""The transformer.
+
+The decoder that chapter 1's weights belong to, built from its parts: the Llama
+family and its close relative Qwen3, in Flax NNX, equal to the reference
+implementation up to rounding.
+
+Made from chapters/02_transformer.py by tools/tangle.py:
+edit the chapter, not this file.
+"""
+
+import math
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from dflash_lite.checkpoints import (
+    Checkpoint,
+    ModelConfig,
+    RopeConfig,
+    Tokenizer,
+    UserError,
+    open_checkpoint,
+)
+
+__all__ = [
+    "Linear",
+    "matmul",
+    "RMSNorm",
+    "rope_frequencies",
+    "llama3_frequencies",
+    "yarn_frequencies",
+    "yarn_factor",
+    "Rotation",
+    "rotation",
+    "rotate",
+    "attention",
+    "Cache",
+    "NoCache",
+    "Attention",
+    "MLP",
+    "Layer",
+    "Output",
+    "Transformer",
+    "module_list",
+    "from_checkpoint",
+    "read_parameter",
+    "load",
+]
+
+
+# A matrix product, flattened
+# ---------------------------
+
+class Linear(nnx.Module):
+    """y = x W + b, with W stored as (inputs, outputs)."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        bias: bool = False,
+        dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        normal = nnx.initializers.normal(0.02)
+        self.weight = nnx.Param(normal(rngs.params(), (inputs, outputs), dtype))
+        self.bias = nnx.Param(jnp.zeros(outputs, dtype)) if bias else None
+
+    def __call__(self, x: Float[Array, "*rest inputs"]) -> Float[Array, "*rest outputs"]:
+        """Apply to the last axis."""
+        y = matmul(x.reshape(-1, x.shape[-1]), self.weight[...])
+        y = y if self.bias is None else y + self.bias[...]
+        return y.reshape(*x.shape[:-1], -1)
+
+
+def matmul(x: Float[Array, "m k"], w: Float[Array, "k n"]) -> Float[Array, "m n"]:
+    """A matrix product in the full precision of its type, on every device."""
+    exact = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    return jnp.matmul(x, w, precision=exact)
+
+
+# RMSNorm
+# -------
+
+class RMSNorm(nnx.Module):
+    """Root-mean-square normalisation over the last axis."""
+
+    def __init__(self, size: int, *, eps: float = 1e-6, dtype: Any = jnp.float32):
+        self.weight = nnx.Param(jnp.ones(size, dtype))
+        self.eps = eps
+
+    def __call__(self, x: Float[Array, "*rest size"]) -> Float[Array, "*rest size"]:
+        """Normalise; the statistics are float32."""
+        wide = x.astype(jnp.float32)
+        mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
+        narrow = (wide * jax.lax.rsqrt(mean_square + self.eps)).astype(x.dtype)
+        return self.weight[...] * narrow
+
+
+# Positions are angles
+# --------------------
+
+def rope_frequencies(rope: RopeConfig, head_dim: int) -> tuple[np.ndarray, float]:
+    """The angle per token of each pair, and a factor for cos and sin.
+
+    Returns:
+        (head_dim / 2,) radians per token, and the factor (1 except in YaRN).
+
+    Source: RoFormer (Su et al. 2021), section 3.2; for the kinds "llama3" and
+    "yarn" the functions below.
+    """
+    plain = rope.theta ** -(np.arange(0, head_dim, 2) / head_dim)
+    if rope.kind == "linear":
+        return plain / rope.factor, 1.0
+    if rope.kind == "factors":
+        return plain / np.asarray(rope.factors), 1.0
+    if rope.kind == "llama3":
+        return llama3_frequencies(plain, rope), 1.0
+    if rope.kind == "yarn":
+        return yarn_frequencies(plain, rope, head_dim), yarn_factor(rope)
+    return plain, 1.0
+
+
+def llama3_frequencies(plain: np.ndarray, rope: RopeConfig) -> np.ndarray:
+    """Stretch as Llama 3.1 does: waves longer than the old context, by factor.
+
+    Source: `_compute_llama3_parameters` of transformers, whose values are
+    matched.
+    """
+    turns = rope.original_max_position_embeddings * plain / (2 * np.pi)
+    low, high = rope.low_freq_factor, rope.high_freq_factor
+    keep = np.clip((turns - low) / (high - low), 0, 1)
+    return keep * plain + (1 - keep) * plain / rope.factor
+
+
+def yarn_frequencies(
+    plain: np.ndarray, rope: RopeConfig, head_dim: int
+) -> np.ndarray:
+    """Stretch as YaRN does: a ramp over the index of the pair.
+
+    Source: YaRN (Peng et al. 2023), section 3.2, with the bounds of
+    `_compute_yarn_parameters` of transformers.
+    """
+
+    def pair_with(turns: float) -> float:
+        wave = rope.original_max_position_embeddings / (turns * 2 * math.pi)
+        return head_dim * math.log(wave) / (2 * math.log(rope.theta))
+
+    low, high = pair_with(rope.beta_fast), pair_with(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    ramp = (np.arange(head_dim // 2) - low) / max(high - low, 1e-3)
+    keep = 1 - np.clip(ramp, 0, 1)
+    return keep * plain + (1 - keep) * plain / rope.factor
+
+
+def yarn_factor(rope: RopeConfig) -> float:
+    """The factor of cos and sin that keeps YaRN's attention sharp."""
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    return 0.1 * math.log(rope.factor) + 1 if rope.factor > 1 else 1.0
+
+
+class Rotation(NamedTuple):
+    """Cosine and sine of each pair's angle at each position."""
+
+    cos: Float[Array, "batch tokens pairs"]
+    sin: Float[Array, "batch tokens pairs"]
+
+
+def rotation(
+    rope: RopeConfig, head_dim: int, positions: Int[Array, "batch tokens"]
+) -> Rotation:
+    """The rotation at absolute positions, in float32."""
+    frequencies, factor = rope_frequencies(rope, head_dim)
+    angles = positions[..., None] * jnp.asarray(frequencies, jnp.float32)
+    return Rotation(jnp.cos(angles) * factor, jnp.sin(angles) * factor)
+
+
+def rotate(
+    x: Float[Array, "batch tokens heads head_dim"], by: Rotation
+) -> Float[Array, "batch tokens heads head_dim"]:
+    """Turn the pairs (i, i + head_dim / 2) of every head.
+
+    Source: RoFormer (Su et al. 2021), equation 34, with the pairing of
+    transformers.
+    """
+    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = by.cos[:, :, None], by.sin[:, :, None]
+    turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+    return turned.astype(x.dtype)
+
+
+# Attention, with few keys for many queries
+# -----------------------------------------
+
+def attention(
+    q: Float[Array, "batch queries heads head_dim"],
+    k: Float[Array, "batch kv_heads keys head_dim"],
+    v: Float[Array, "batch kv_heads keys head_dim"],
+    mask: Bool[Array, "batch queries keys"],
+) -> Float[Array, "batch queries heads head_dim"]:
+    """Grouped-query attention; a query that sees no key gets zeros.
+
+    Query heads h·g to h·g + g − 1 share the keys and values of head h.
+
+    Source: Ainslie et al. 2023 (GQA), section 2.2.
+    """
+    batch, queries, heads, size = q.shape
+    exact = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
+    grouped = q.reshape(batch, queries, k.shape[1], -1, size)
+    scores = jnp.einsum("bthgd,bhsd->bhgts", grouped, k, precision=exact)
+    scores = scores.astype(jnp.float32) * size**-0.5
+    seen = mask[:, None, None]
+    lowest = jnp.finfo(scores.dtype).min
+    weights = jax.nn.softmax(jnp.where(seen, scores, lowest), axis=-1)
+    weights = jnp.where(seen, weights, 0).astype(v.dtype)
+    mixed = jnp.einsum("bhgts,bhsd->bthgd", weights, v, precision=exact)
+    return mixed.reshape(q.shape)
+
+
+# The cache is a plug
+# -------------------
+
+class Cache(Protocol):
+    """Where keys and values live; a pytree, passed through the forward pass."""
+
+    def attend(
+        self,
+        layer: int,
+        q: Float[Array, "batch tokens heads head_dim"],
+        k: Float[Array, "batch tokens kv_heads head_dim"],
+        v: Float[Array, "batch tokens kv_heads head_dim"],
+        positions: Int[Array, "batch tokens"],
+    ) -> tuple[Float[Array, "batch tokens heads head_dim"], "Cache"]:
+        """Store k and v of one layer, attend with q, return both results."""
+        ...
+
+
+class NoCache(NamedTuple):
+    """New tokens see each other, causally by position, and nothing else."""
+
+    def attend(
+        self,
+        layer: int,
+        q: Float[Array, "batch tokens heads head_dim"],
+        k: Float[Array, "batch tokens kv_heads head_dim"],
+        v: Float[Array, "batch tokens kv_heads head_dim"],
+        positions: Int[Array, "batch tokens"],
+    ) -> tuple[Float[Array, "batch tokens heads head_dim"], "NoCache"]:
+        """Attend within the call; see `Cache`."""
+        mask = positions[:, None, :] <= positions[:, :, None]
+        return attention(q, k.swapaxes(1, 2), v.swapaxes(1, 2), mask), self
+
+
+class Attention(nnx.Module):
+    """Projections, rotary embedding, and whatever the cache does."""
+
+    def __init__(
+        self, config: ModelConfig, *, dtype: Any = jnp.float32, rngs: nnx.Rngs
+    ):
+        c = config
+        self.head_dim = c.head_dim
+        queries = c.num_attention_heads * c.head_dim
+        keys = c.num_key_value_heads * c.head_dim
+        options = dict(bias=c.attention_bias, dtype=dtype, rngs=rngs)
+        self.q_proj = Linear(c.hidden_size, queries, **options)
+        self.k_proj = Linear(c.hidden_size, keys, **options)
+        self.v_proj = Linear(c.hidden_size, keys, **options)
+        self.o_proj = Linear(queries, c.hidden_size, **options)
+        norms = c.model_type == "qwen3"
+        norm = dict(eps=c.rms_norm_eps, dtype=dtype)
+        self.q_norm = RMSNorm(c.head_dim, **norm) if norms else None
+        self.k_norm = RMSNorm(c.head_dim, **norm) if norms else None
+
+    def heads(
+        self, x: Float[Array, "batch tokens hidden"], part: str
+    ) -> Float[Array, "batch tokens heads head_dim"]:
+        """Project to the heads of "q", "k" or "v", normalised where it is."""
+        y = getattr(self, f"{part}_proj")(x)
+        y = y.reshape(*x.shape[:2], -1, self.head_dim)
+        norm = getattr(self, f"{part}_norm", None)
+        return y if norm is None else norm(y)
+
+    def __call__(
+        self,
+        x: Float[Array, "batch tokens hidden"],
+        layer: int,
+        by: Rotation,
+        positions: Int[Array, "batch tokens"],
+        cache: Cache,
+    ) -> tuple[Float[Array, "batch tokens hidden"], Cache]:
+        """Attend through the cache; return the result and the new cache."""
+        q, k = rotate(self.heads(x, "q"), by), rotate(self.heads(x, "k"), by)
+        mixed, cache = cache.attend(layer, q, k, self.heads(x, "v"), positions)
+        return self.o_proj(mixed.reshape(*x.shape[:2], -1)), cache
+
+
+# SwiGLU
+# ------
+
+class MLP(nnx.Module):
+    """SwiGLU: down(silu(gate(x)) · up(x)).
+
+    Source: GLU variants improve transformer (Shazeer 2020), equation 6.
+    """
+
+    def __init__(
+        self, config: ModelConfig, *, dtype: Any = jnp.float32, rngs: nnx.Rngs
+    ):
+        hidden, wide = config.hidden_size, config.intermediate_size
+        options = dict(bias=config.mlp_bias, dtype=dtype, rngs=rngs)
+        self.gate_proj = Linear(hidden, wide, **options)
+        self.up_proj = Linear(hidden, wide, **options)
+        self.down_proj = Linear(wide, hidden, **options)
+
+    def __call__(
+        self, x: Float[Array, "*rest hidden"]
+    ) -> Float[Array, "*rest hidden"]:
+        """Apply to each position alone."""
+        return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+# A layer
+# -------
+
+class Layer(nnx.Module):
+    """One decoder layer, with its norms before each part."""
+
+    def __init__(
+        self, config: ModelConfig, *, dtype: Any = jnp.float32, rngs: nnx.Rngs
+    ):
+        norm = dict(eps=config.rms_norm_eps, dtype=dtype)
+        self.input_layernorm = RMSNorm(config.hidden_size, **norm)
+        self.self_attn = Attention(config, dtype=dtype, rngs=rngs)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, **norm)
+        self.mlp = MLP(config, dtype=dtype, rngs=rngs)
+
+    def __call__(
+        self,
+        x: Float[Array, "batch tokens hidden"],
+        layer: int,
+        by: Rotation,
+        positions: Int[Array, "batch tokens"],
+        cache: Cache,
+    ) -> tuple[Float[Array, "batch tokens hidden"], Cache]:
+        """Add attention, then the MLP, to the residual stream."""
+        mixed, cache = self.self_attn(
+            self.input_layernorm(x), layer, by, positions, cache
+        )
+        x = x + mixed
+        return x + self.mlp(self.post_attention_layernorm(x)), cache
+
+
+# The model
+# ---------
+
+class Output(NamedTuple):
+    """What a forward pass gives."""
+
+    hidden: Float[Array, "batch tokens hidden"]  # after the final norm
+    taps: tuple[Float[Array, "batch tokens hidden"], ...]  # one for each tap
+    cache: Cache
+
+
+class Transformer(nnx.Module):
+    """A decoder of the Llama or Qwen3 family.
+
+    Args:
+        config: the model's shape.
+        dtype: the type of parameters and activations.
+        rngs: random state for the initial weights.
+    """
+
+    def __init__(
+        self, config: ModelConfig, *, dtype: Any = jnp.float32, rngs: nnx.Rngs
+    ):
+        self.config = config
+        normal = nnx.initializers.normal(0.02)
+        table = (config.vocab_size, config.hidden_size)
+        self.embed_tokens = nnx.Param(normal(rngs.params(), table, dtype))
+        options = dict(dtype=dtype, rngs=rngs)
+        layers = [Layer(config, **options) for _ in range(config.num_hidden_layers)]
+        self.layers = module_list(layers)
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype)
+        tied = config.tie_word_embeddings
+        self.lm_head = None if tied else nnx.Param(normal(rngs.params(), table, dtype))
+
+    def __call__(
+        self,
+        tokens: Int[Array, "batch tokens"],
+        positions: Int[Array, "batch tokens"] | None = None,
+        cache: Cache = NoCache(),
+        taps: Sequence[int] = (),
+    ) -> Output:
+        """Run the layers over new tokens.
+
+        Args:
+            tokens: token ids, below `vocab_size`.
+            positions: the absolute position of each; 0, 1, … by default.
+            cache: where keys and values go.
+            taps: layers, counted from 0, whose output stream is returned.
+
+        Source: Llama 2 (Touvron et al. 2023), section 2.2; Qwen3 technical
+        report (2025), section 2; `transformers` is matched to rounding.
+        """
+        if positions is None:
+            positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        by = rotation(self.config.rope, self.config.head_dim, positions)
+        x, tapped = self.embed_tokens[...][tokens], {}
+        for i, layer in enumerate(self.layers):
+            x, cache = layer(x, i, by, positions, cache)
+            tapped[i] = x
+        return Output(self.norm(x), tuple(tapped[i] for i in taps), cache)
+
+    def logits(
+        self, hidden: Float[Array, "*rest hidden"]
+    ) -> Float[Array, "*rest vocab"]:
+        """Scores of the next token, in float32, from `Output.hidden`."""
+        head = self.embed_tokens if self.lm_head is None else self.lm_head
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        scores = matmul(flat, head[...].T).astype(jnp.float32)
+        return scores.reshape(*hidden.shape[:-1], -1)
+
+
+def module_list(modules: list) -> Any:
+    """A list that Flax tracks: `nnx.List` where there is one (from 0.12)."""
+    return getattr(nnx, "List", list)(modules)
+
+
+# Real weights
+# ------------
+
+def from_checkpoint(checkpoint: Checkpoint, dtype: Any = "float32") -> Transformer:
+    """A model with a checkpoint's weights.
+
+    Args:
+        checkpoint: from `open_checkpoint`.
+        dtype: the type to hold weights in; "float32" or "bfloat16".
+
+    Raises:
+        UserError: a tensor is missing or has another shape than the config
+            says.
+    """
+    dtype = jnp.dtype(dtype)
+    model = nnx.eval_shape(
+        lambda: Transformer(checkpoint.config, dtype=dtype, rngs=nnx.Rngs(0))
+    )
+    graph, state = nnx.split(model)
+    flat = dict(nnx.to_flat_state(state))
+    for path, param in flat.items():
+        array = read_parameter(checkpoint.tensors, path, param.shape)
+        flat[path] = param.replace(jnp.asarray(array, dtype))
+    return nnx.merge(graph, nnx.from_flat_state(flat))
+
+
+def read_parameter(
+    tensors: Any, path: tuple[str | int, ...], shape: tuple[int, ...]
+) -> np.ndarray:
+    """One parameter, by its path in the model, in this package's layout."""
+    name = ".".join(map(str, path)).removesuffix(".weight")
+    linear = path[-2:-1] and str(path[-2]).endswith("_proj")
+    prefix = "" if name == "lm_head" else "model."
+    name = prefix + name + ("" if name.endswith(".bias") else ".weight")
+    if name not in tensors:
+        raise UserError(f"The checkpoint has no tensor {name}.")
+    array = tensors[name]
+    array = array.T if linear else array
+    if array.shape != shape:
+        raise UserError(
+            f"{name} has the shape {array.shape}, the config says {shape}."
+        )
+    return array
+
+
+def load(
+    name_or_path: str | os.PathLike, dtype: Any = "float32"
+) -> tuple[Transformer, Tokenizer]:
+    """Load a model and its tokenizer.
+
+    Args:
+        name_or_path: "smollm2-135m", a .gguf file, a folder in the Hub's
+            layout, or a Hub id "owner/name".
+        dtype: "float32" or "bfloat16".
+
+    Raises:
+        UserError: the model cannot be found or read; the message says why.
+    """
+    checkpoint = open_checkpoint(name_or_path)
+    return from_checkpoint(checkpoint, dtype), checkpoint.tokenizer
