@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         open_checkpoint,
     )
     from dflash_lite.transformer import Transformer, load
+    from dflash_lite.decoding import DenseCache, Generation, generate
 
 __all__ = [
     "Checkpoint",
@@ -28,6 +29,9 @@ __all__ = [
     "open_checkpoint",
     "Transformer",
     "load",
+    "DenseCache",
+    "Generation",
+    "generate",
 ]
 
 _MODULES = {
@@ -38,6 +42,9 @@ _MODULES = {
     "open_checkpoint": "checkpoints",
     "Transformer": "transformer",
     "load": "transformer",
+    "DenseCache": "decoding",
+    "Generation": "decoding",
+    "generate": "decoding",
 }
 
 

@@ -427,8 +427,11 @@ class Transformer(nnx.Module):
         """Scores of the next token, in float32, from `Output.hidden`."""
         head = self.embed_tokens if self.lm_head is None else self.lm_head
         flat = hidden.reshape(-1, hidden.shape[-1])
-        scores = matmul(flat, head[...].T).astype(jnp.float32)
-        return scores.reshape(*hidden.shape[:-1], -1)
+        exact = jax.lax.Precision.HIGHEST if flat.dtype == jnp.float32 else None
+        # not head.T: XLA's CPU compiler would transpose 113 MB at every step
+        both_last = (((1,), (1,)), ((), ()))
+        scores = jax.lax.dot_general(flat, head[...], both_last, precision=exact)
+        return scores.astype(jnp.float32).reshape(*hidden.shape[:-1], -1)
 
 
 def module_list(modules: list) -> Any:

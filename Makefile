@@ -1,0 +1,92 @@
+# The verbs of the project. Each makes the environment it needs first.
+
+PYTHON ?=
+URL ?=
+PROMPT ?= Why is the sky blue? Answer in one short paragraph.
+PY := .venv/bin/python
+CONSTRAINTS := constraints/colab-tpu-2026-08.txt
+NAMES ?=
+LAB ?=
+
+# One cache of compiled programs for all that runs here.
+export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/build/jax-cache
+export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0
+export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES := 0
+
+# $(call setup,folder,extras,Python versions,more options)
+setup = @python=$$(PYTHON='$(PYTHON)' VENV=$(1) sh tools/find_python.sh $(3)) && \
+	"$$python" tools/setup.py $(1) --extras "$(2)" $(4)
+pytest = -m pytest -q -n 2 --dist loadfile
+tests = $(pytest) --ignore tests/browser tests
+lax = $(pytest) --nbval-lax --nbval-current-env
+strict = $(pytest) --nbval --nbval-current-env --nbval-sanitize-with tools/sanitize.cfg
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-311 test-colab test-browser lab package notebooks student book bench \
+	address clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
+
+demo: ## a real language model answers a question (PROMPT="…" for yours)
+	$(call setup,.venv)
+	@.venv/bin/dflash-lite generate "$(PROMPT)"
+
+test: ## all that must pass, with the newest versions
+	$(call setup,.venv,book notebooks test)
+	$(PY) tools/tangle.py --check
+	$(PY) -m ruff check .
+	$(PY) tools/notebooks.py --check
+	$(PY) $(tests)
+	$(PY) $(lax) chapters/*.py
+	$(PY) $(strict) chapters/*.ipynb
+	$(PY) tools/student.py
+	DFLASH_LITE_CHECK=lenient $(PY) $(lax) build/student
+	$(PY) -m sphinx -W --keep-going -q -b html -c book . build/html
+
+test-311: ## package tests and chapters on Python 3.11
+	$(call setup,.venv-311,test,3.11)
+	.venv-311/bin/python $(tests)
+	.venv-311/bin/python $(lax) chapters/*.py
+
+test-colab: ## package tests and chapters with the versions of Colab's TPU runtime
+	$(call setup,.venv-colab,test,3.13,--constraints $(CONSTRAINTS))
+	.venv-colab/bin/python $(tests)
+	.venv-colab/bin/python $(lax) chapters/*.py
+
+test-browser: book ## the book in a real Chromium
+	$(call setup,.venv,book browser test)
+	CHROMIUM=$$(sh tools/browser.sh) && CHROMIUM=$$CHROMIUM $(PY) -m pytest -q tests/browser
+
+lab: ## JupyterLab, with the chapters as notebooks (LAB="--no-browser" for its options)
+	$(call setup,.venv,notebooks)
+	JUPYTER_CONFIG_PATH='$(CURDIR)/tools/jupyter' JUPYTER_PATH='$(CURDIR)/tools/jupyter' \
+		$(PY) -m jupyterlab --LabApp.default_url=/lab/tree/chapters $(LAB)
+
+package: ## write dflash_lite/ from the chapters
+	$(call setup,.venv,test)
+	$(PY) tools/tangle.py
+
+notebooks: package ## run the chapters and write their notebooks (NAMES="01 02" for some)
+	$(call setup,.venv,test)
+	$(PY) tools/notebooks.py $(NAMES)
+
+student: ## the learner's edition, in build/student/
+	$(call setup,.venv,test)
+	$(PY) tools/student.py
+
+book: ## the web pages, in build/html/
+	$(call setup,.venv,book)
+	$(PY) -m sphinx -W --keep-going -q -b html -c book . build/html
+	@echo "Open build/html/index.html"
+
+bench: ## speed, beside other libraries
+	$(call setup,.venv,test)
+	$(PY) tools/bench.py
+
+address: ## change the repository's public address everywhere (URL=https://github.com/…)
+	$(call setup,.venv,test)
+	$(PY) tools/address.py "$(URL)"
+
+clean: ## remove what was made, but not the environments
+	rm -rf build dist *.egg-info

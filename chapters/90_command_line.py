@@ -1,0 +1,969 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+#   dflash_lite:
+#     module: command_line
+#     public: []
+# ---
+
+# %% [markdown]
+# # 90. The command line
+#
+# The command `dflash-lite` puts a model behind a terminal, a pipe or a script:
+# `generate` writes an answer while the model works, `doctor` says what is
+# wrong with a machine.
+#
+# **The question.** What does a program owe to the shell that runs it?
+#
+# **Afterwards you can** keep a program's result apart from its talk, end it
+# with the right exit code, stop it at any moment without losing what it made,
+# and start JAX quickly a second time.
+#
+# **Time.** 20 minutes to read and run, 15 minutes of exercises.
+
+# %% tags=["export"]
+import contextlib
+import json
+import logging
+import os
+import platform
+import queue
+import shutil
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, NoReturn
+
+import typer
+from rich.console import Console
+
+# %%
+import shlex
+import subprocess
+import time
+
+from dflash_lite.checkpoints import UserError
+from dflash_lite.exercises import check
+
+# %% [markdown]
+# ## Three promises
+#
+# A shell knows three things about a program that it ran: what it wrote to
+# *standard output*, what it wrote to *standard error*, and a number from 0 to
+# 255, its *exit code*.
+#
+# The result goes to standard output and nothing else does, because the next
+# program in a pipe reads it. Talk for people goes to standard error. The code
+# is the verdict: 0 is fine.
+
+# %%
+def shell(command: str) -> subprocess.CompletedProcess:
+    return subprocess.run(command, shell=True, capture_output=True, text=True)
+
+
+# %%
+listing = shell("ls / /nowhere | grep nowhere")
+print("output:", listing.stdout.splitlines())
+print("errors:", len(listing.stderr.splitlines()), "line")
+
+# %% [markdown]
+# `ls` complained about `/nowhere`, and `grep` did not see the complaint.
+#
+# **Predict.** What is the exit code of that pipe: that of `ls`, which failed,
+# or that of `grep`, which found nothing?
+
+# %%
+print(listing.returncode, shell("true | false").returncode)
+assert shell("false | true").returncode == 0, "the last program decides"
+
+# %% [markdown]
+# Talk is one line, and it is shown at once.
+
+# %% tags=["export"]
+def say(message: str) -> None:
+    """Write one line for a person, to standard error."""
+    print(" ".join(message.split()), file=sys.stderr, flush=True)
+
+
+# %% [markdown]
+# ## Any terminal
+#
+# A terminal has an encoding, and some know nothing but ASCII. Python refuses to
+# write there what has no letter, with a stack trace in the middle of an answer.
+
+# %%
+text = "naïve 🙂"
+try:
+    text.encode("ascii")
+except UnicodeEncodeError as error:
+    print(error.reason)
+print(text.encode("ascii", "replace"))
+
+# %% [markdown]
+# A question mark in place of a letter is better than no answer. So standard
+# output replaces what it cannot write. A parent can also start us with one of
+# the two closed; then Python has `None` there, and we write into nothing.
+
+# %% tags=["export"]
+def prepare_output() -> None:
+    """Let standard output and standard error take any text."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")
+    sys.stderr = sys.stderr or open(os.devnull, "w")
+    sys.stdout.reconfigure(errors="replace")
+
+
+# %% [markdown]
+# ## How a command ends
+#
+# | code | meaning |
+# |---|---|
+# | 0 | it did what was asked |
+# | 1 | it could not, and one line says why |
+# | 2 | the command was misspelt |
+# | 128 + n | signal n ended it: Ctrl-C is signal 2, a closed pipe is 13 |
+#
+# The last row deserves a look. `head` takes the lines that it wants and closes
+# the pipe. Whoever writes on gets signal 13, and should end without a word.
+
+# %%
+cut = shell("yes | head -1")
+print(repr(cut.stdout), repr(cut.stderr))
+
+# %% [markdown]
+# Python turns the signals into exceptions: `KeyboardInterrupt` and
+# `BrokenPipeError`. We turn them back into codes.
+#
+# After a signal, other threads may still be busy. `leave` does not wait.
+
+# %% tags=["export"]
+def leave(code: int) -> NoReturn:
+    """End the process now, whatever its other threads are doing."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(code)
+
+
+# %% tags=["export"]
+@contextlib.contextmanager
+def exit_codes() -> Iterator[None]:
+    """End the process by convention when the block fails.
+
+    A problem that the user can mend gives one line and code 1; Ctrl-C gives
+    one line and code 130; a closed pipe gives code 141. Anything else is a bug
+    of ours and keeps its stack trace.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        say("dflash-lite: interrupted")
+        leave(128 + signal.SIGINT)
+    except BrokenPipeError:
+        leave(128 + signal.SIGPIPE)
+    except (OSError, ValueError) as error:
+        from dflash_lite.checkpoints import UserError
+
+        if not isinstance(error, (OSError, UserError)):
+            raise
+        say(f"dflash-lite: {error}")
+        raise SystemExit(1) from None
+
+
+# %%
+try:
+    with exit_codes():
+        raise UserError("There is no model 'smol'.")
+except SystemExit as end:
+    assert end.code == 1
+
+# %% [markdown]
+# The import inside the function is on purpose. `dflash-lite --help` should
+# come at once, and chapter 1's module takes half a second to load, JAX two.
+
+# %% [markdown]
+# ## The prompt
+#
+# A prompt comes from the command or from a pipe. A pipe carries bytes, which
+# may not be text at all.
+
+# %%
+latin = "Käse".encode("latin-1")
+try:
+    latin.decode()
+except UnicodeDecodeError as error:
+    print(error)
+
+# %% tags=["export"]
+def decode_text(data: bytes) -> str:
+    """Text from UTF-8, without the line end that `echo` adds.
+
+    Raises:
+        UserError: the bytes are not UTF-8, or only white space.
+    """
+    from dflash_lite.checkpoints import UserError
+
+    try:
+        text = data.decode().rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"The prompt is not UTF-8: byte {error.start} is "
+            f"{data[error.start]:#04x}. Convert it first, with iconv for example."
+        ) from None
+    if not text.strip():
+        raise UserError("The prompt is empty; expected some text.")
+    return text
+
+
+# %% [markdown]
+# An argument can hold such bytes too. Python hides them in *surrogates*, which
+# are no characters; turning them back into bytes lets one check serve both.
+#
+# Without a prompt we read standard input, unless a person sits there: waiting
+# in silence for somebody to type would look like a program that hangs.
+
+# %% tags=["export"]
+def read_prompt(argument: str | None) -> str:
+    """The prompt: the argument, or standard input for "-" or None.
+
+    Raises:
+        UserError: it is empty or no text.
+        typer.BadParameter: there is neither an argument nor a pipe.
+    """
+    if argument not in (None, "-"):
+        return decode_text(argument.encode("utf-8", "surrogateescape"))
+    if sys.stdin is None or (argument is None and sys.stdin.isatty()):
+        raise typer.BadParameter("Give a prompt, or pipe one in.")
+    return decode_text(sys.stdin.buffer.read())
+
+
+# %%
+assert read_prompt("Käse") == "Käse"
+assert decode_text(b"Why?\r\n") == "Why?"
+for wrong in ("\udce4", " \n"):
+    try:
+        read_prompt(wrong)
+    except UserError as error:
+        print(error)
+
+# %% [markdown]
+# ## Stop at any moment
+#
+# Python notices Ctrl-C between two of its own instructions. While XLA compiles
+# a program or a long prompt is being read, the main thread is inside a single
+# call to C++, and Ctrl-C must wait for seconds.
+#
+# So the work runs in a second thread. The main thread only waits for news, and
+# waiting can be interrupted.
+
+# %% tags=["export"]
+def in_background(work: Iterator[Any]) -> Iterator[Any]:
+    """Iterate in another thread and yield its items here.
+
+    An exception of the work is raised here. When this side stops early, the
+    thread goes on until the process ends.
+    """
+    news: queue.SimpleQueue = queue.SimpleQueue()
+    finished = object()
+
+    def run() -> None:
+        try:
+            for item in work:
+                news.put((item, None))
+            news.put((finished, None))
+        except BaseException as error:
+            news.put((None, error))
+
+    threading.Thread(target=run, daemon=True).start()
+    while True:
+        item, error = news.get()
+        if error is not None:
+            raise error
+        if item is finished:
+            return
+        yield item
+
+
+# %% [markdown]
+# **Predict.** The work below sleeps for ten seconds. When does the loop see
+# the first item, and how long does the cell take?
+
+# %%
+def work():
+    yield "first"
+    time.sleep(10)
+    yield "second"
+
+
+start = time.perf_counter()
+for item in in_background(work()):
+    print(item)
+    break
+assert time.perf_counter() - start < 5
+
+# %% [markdown]
+# ## Start quickly, and quietly
+#
+# The first token waits for the compiler, for some seconds each time the
+# program starts. JAX can keep compiled programs on disk. It does not by
+# default, and if asked, only those that took more than a second to compile.
+# We keep all of them, in our cache folder, unless the user chose another place.
+
+# %% tags=["export"]
+def keep_programs() -> None:
+    """Let JAX keep compiled programs in `cache_dir()/jax`.
+
+    Nothing changes where `JAX_COMPILATION_CACHE_DIR` is set.
+    """
+    import jax
+
+    from dflash_lite.checkpoints import cache_dir
+
+    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return
+    jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "jax"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+# %% [markdown]
+# JAX and its compiler also warn, about a graphics card that they cannot use or
+# a cache folder that they cannot write. That helps the one who develops, and
+# troubles the one who asked a question. `doctor` will say it better.
+
+# %% tags=["export"]
+def silence() -> None:
+    """Keep warnings of libraries from the terminal; call it before JAX loads.
+
+    Python's own switches (`-W`, `PYTHONWARNINGS`) and the C++ one win.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    logging.getLogger("jax").setLevel(logging.CRITICAL)
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
+
+
+# %% [markdown]
+# ## The answer
+#
+# What the user can set, in one place:
+
+# %% tags=["export"]
+@dataclass(frozen=True)
+class Settings:
+    """The options of `dflash-lite generate`, as `load` and `generate` take them."""
+
+    model: str = "smollm2-135m"
+    dtype: str = "float32"
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
+    chat: bool = True
+    system: str | None = None
+
+
+# %% [markdown]
+# The work reports two kinds of news: the stage that it has reached, and more
+# of the answer. Each piece comes with a copy of all that there is so far, so
+# that an interrupt finds text and tokens that belong together.
+
+# %% tags=["export"]
+class News(NamedTuple):
+    """What the working thread reports."""
+
+    stage: str = ""  # it begins with this; empty: no change
+    piece: str = ""  # more text
+    so_far: Any = None  # the Generation up to here
+
+
+def snapshot(generation: Any) -> Any:
+    """A copy of a `Generation` that the other thread does not change."""
+    return replace(
+        generation,
+        tokens=generation.tokens[:],
+        statistics=replace(generation.statistics),
+    )
+
+
+# %% tags=["export"]
+def answer(prompt: str, settings: Settings) -> Iterator[News]:
+    """Load the model and let it answer.
+
+    Raises:
+        UserError: there is no such model, or the prompt does not fit.
+        typer.BadParameter: a setting is impossible.
+    """
+    yield News(stage="Starting")
+    from dflash_lite import checkpoints, decoding, transformer
+
+    keep_programs()
+    options = asdict(settings)
+    name, dtype = options.pop("model"), options.pop("dtype")
+    sampling = ("max_new_tokens", "temperature", "top_k", "top_p")
+    try:
+        decoding.check_settings(*(options[name] for name in sampling))
+    except checkpoints.UserError as error:
+        raise typer.BadParameter(str(error)) from None
+    checkpoint = checkpoints.open_checkpoint(name)
+    yield News(stage=f"Loading {name}")
+    model = transformer.from_checkpoint(checkpoint, dtype)
+    tokenizer = checkpoint.tokenizer
+    stream = decoding.generate(model, tokenizer, prompt, **options, stream=True)
+    yield News(stage="Reading the prompt", so_far=snapshot(stream.result))
+    for piece in stream:
+        yield News(piece=piece, so_far=snapshot(stream.result))
+    yield News(so_far=snapshot(stream.result))
+
+
+# %% [markdown]
+# The main thread shows the news. A turning line on standard error tells that
+# something is going on; `rich` shows it on terminals only, and it is gone when
+# the first word comes. With `--json` the text waits for the end.
+
+# %% tags=["export"]
+def follow(news: Iterator[News], quiet: bool) -> Any:
+    """Show news as it comes; return the last `Generation`.
+
+    Args:
+        news: from `answer`.
+        quiet: do not write the text.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, before there was anything to return.
+    """
+    last = None
+    terminal = Console(stderr=True, force_terminal=sys.stderr.isatty())
+    status = terminal.status("Starting", spinner="line")
+    try:
+        if not terminal.is_dumb_terminal:
+            status.start()
+        for item in news:
+            last = item.so_far or last
+            if item.stage:
+                status.update(item.stage)
+            if item.piece and not quiet:
+                status.stop()
+                print(item.piece, end="", flush=True)
+    except KeyboardInterrupt:
+        if last is None:
+            raise
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end is near
+    finally:
+        status.stop()
+    return last
+
+
+# %% [markdown]
+# The last line counts. Compiling is set apart: it happens once for a size of
+# prompt, and has nothing to do with the speed of the model.
+
+# %% tags=["export"]
+def summary(generation: Any) -> str:
+    """One line about an answer: tokens, seconds, tokens per second."""
+    cost = generation.statistics
+    line = f"{cost.new_tokens} tokens"
+    if cost.decode_tokens:
+        line += f" in {cost.decode_seconds:.2f} s, "
+        line += f"{cost.tokens_per_second:.1f} tokens per second"
+    line += f" (prompt {cost.prefill_seconds:.2f} s"
+    if cost.compile_seconds:
+        line += f", compiling {cost.compile_seconds:.2f} s"
+    ends = {"stop": "", "length": "; cut at the limit"}
+    return line + ")" + ends.get(generation.finish_reason, "; interrupted")
+
+
+def as_json(generation: Any, settings: Settings) -> str:
+    """The answer and all that led to it, as a JSON object in ASCII."""
+    options = asdict(settings)
+    record = {"model": options.pop("model")} | asdict(generation)
+    speed = generation.statistics.tokens_per_second
+    record["statistics"]["tokens_per_second"] = speed
+    return json.dumps(record | {"settings": options})
+
+
+# %%
+from dflash_lite.decoding import Generation, Statistics
+
+cost = Statistics(20, 46, 0.08, 1.0, 2.5, decode_tokens=45)
+print(summary(Generation([5] * 46, "...", "length", cost)))
+
+# %% [markdown]
+# ## The command
+#
+# `typer` makes a command of a function: its parameters become arguments and
+# options, its docstring the help, and wrong usage ends with code 2.
+
+# %% tags=["export"]
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def show_version(wanted: bool) -> None:
+    """Print the version and end, if wanted."""
+    if wanted:
+        print("dflash-lite", metadata.version("dflash_lite"))
+        raise typer.Exit()
+
+
+@app.callback()
+def options(
+    version: bool = typer.Option(
+        False, "--version", help="Show the version.",
+        callback=show_version, is_eager=True,
+    ),
+) -> None:
+    """A language model on your machine, from the book dflash_lite."""
+
+
+# %% tags=["export"]
+@app.command("generate")
+def generate_command(
+    prompt: str = typer.Argument(None, help="The prompt, or - for standard input."),
+    model: str = typer.Option(
+        "smollm2-135m", help="A name, a .gguf file, a folder, or a Hub id."
+    ),
+    max_new_tokens: int = typer.Option(256, min=0, help="At most so many."),
+    temperature: float = typer.Option(0.0, help="0 takes the likeliest token."),
+    top_k: int = typer.Option(None, min=1, help="Draw from the k likeliest."),
+    top_p: float = typer.Option(None, help="Draw from this much probability."),
+    seed: int = typer.Option(0, help="The same seed gives the same text."),
+    chat: bool = typer.Option(
+        True, "--chat/--raw", help="Ask a question, or continue a text."
+    ),
+    system: str = typer.Option(None, help="The system message of the chat."),
+    dtype: Literal["float32", "bfloat16"] = typer.Option(
+        "float32", help="Numbers of the weights."
+    ),
+    as_object: bool = typer.Option(False, "--json", help="Print one JSON object."),
+) -> None:
+    """Let the model answer a prompt."""
+    settings = Settings(
+        model, dtype, max_new_tokens, temperature, top_k, top_p, seed, chat, system
+    )
+    with exit_codes():
+        silence()
+        text = read_prompt(prompt)
+        news = in_background(answer(text, settings))
+        finish(follow(news, quiet=as_object), settings, as_object)
+
+
+# %% tags=["export"]
+def finish(generation: Any, settings: Settings, as_object: bool) -> None:
+    """Complete the output of `generate`; end with code 130 after Ctrl-C."""
+    if as_object:
+        print(as_json(generation, settings))
+    else:
+        if generation.text and not generation.text.endswith("\n"):
+            print(flush=True)
+        say(summary(generation))
+    if generation.finish_reason == "interrupted":
+        leave(128 + signal.SIGINT)
+
+
+# %% [markdown]
+# ## The doctor
+#
+# When something fails on somebody else's machine, the first question is always
+# the same: what have you got? `doctor` answers it, and says what to mend.
+
+# %% tags=["export"]
+class Problem(NamedTuple):
+    """Something that the doctor found."""
+
+    what: str
+    remedy: str  # mostly a command
+    must: bool = True  # False: it works as it is, but could be better
+
+
+# %% [markdown]
+# **Packages.** Which versions are here, and are they the ones that the package
+# asks for?
+
+# %% tags=["export"]
+PACKAGES = (
+    "dflash_lite jax jaxlib flax numpy tokenizers safetensors gguf huggingface_hub"
+).split()
+
+
+def installed(package: str) -> str | None:
+    """The version of an installed package, or None."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def unmet(requirements: list[str]) -> Iterator[Problem]:
+    """The requirements that this environment does not meet."""
+    from packaging.requirements import Requirement
+
+    for text in requirements:
+        wanted = Requirement(text)
+        if wanted.marker and not wanted.marker.evaluate({"extra": ""}):
+            continue
+        version = installed(wanted.name)
+        if not version or not wanted.specifier.contains(version, prereleases=True):
+            what = f"{wanted.name} is {version or 'missing'}, needed is {text}"
+            yield Problem(what, f'{sys.executable} -m pip install "{text}"')
+
+
+# %%
+for problem in unmet(["jax>=0.7", "jax>=99", "no-such-thing"]):
+    print(problem.what)
+
+# %% [markdown]
+# **Devices.** JAX says what it can use. What it cannot use shows in the
+# system's list of devices: a graphics card or a TPU without JAX's support for
+# it lies idle.
+
+# %% tags=["export"]
+ACCELERATORS = {
+    "gpu": ("/dev/nvidiactl", 'pip install "jax[cuda12]"'),
+    "tpu": ("/dev/accel0", 'pip install "jax[tpu]"'),
+}
+
+
+def devices() -> list[dict[str, Any]]:
+    """The devices that JAX uses; memory in bytes where JAX knows it."""
+    import jax
+
+    return [
+        {
+            "platform": device.platform,
+            "kind": device.device_kind,
+            "memory": (device.memory_stats() or {}).get("bytes_limit"),
+        }
+        for device in jax.devices()
+    ]
+
+
+def idle(platforms: set[str]) -> Iterator[Problem]:
+    """Accelerators of this machine that are not among JAX's platforms."""
+    for kind, (path, remedy) in ACCELERATORS.items():
+        if Path(path).exists() and kind not in platforms:
+            what = f"There is a {kind.upper()} here that JAX does not use"
+            yield Problem(what, f"{sys.executable} -m {remedy}", must=False)
+
+
+# %% [markdown]
+# **Features.** The only honest test of a number type is to compute with it.
+
+# %% tags=["export"]
+def features() -> dict[str, bool]:
+    """Which number types the first device computes with."""
+    import jax.numpy as jnp
+
+    def works(dtype: str) -> bool:
+        try:
+            ones = jnp.ones((8, 8), dtype)
+            return bool((ones @ ones == 8).all())
+        except Exception:
+            return False
+
+    return {dtype: works(dtype) for dtype in ("float32", "bfloat16")}
+
+
+# %% [markdown]
+# **Memory.** A container may have less than its machine. Linux tells the limit
+# in a file.
+
+# %% tags=["export"]
+def memory() -> tuple[int, int | None]:
+    """Bytes of memory in all, and free ones where the system tells."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, ValueError):
+        total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return total, min(total, int(line.split()[1]) * 1024)
+    return total, None
+
+
+# %% [markdown]
+# **The cache folder**: is there room, and are the known models whole?
+
+# %% tags=["export"]
+def cache() -> dict[str, Any]:
+    """The cache folder: its path, bytes used, bytes free, and known models."""
+    from dflash_lite.checkpoints import PACKAGED, cache_dir, is_intact
+
+    def state(name: str) -> str:
+        path = cache_dir() / PACKAGED[name].name
+        if not path.exists():
+            return "not there"
+        return "whole" if is_intact(path, PACKAGED[name]) else "damaged"
+
+    folder = cache_dir()
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    return {
+        "folder": str(folder),
+        "writable": there.is_dir() and os.access(there, os.W_OK),
+        "used": sum(path.stat().st_size for path in files),
+        "free": shutil.disk_usage(there).free,
+        "models": {name: state(name) for name in PACKAGED},
+    }
+
+
+# %% tags=["export"]
+NEEDED_MEMORY = 2_000_000_000  # bytes, to load smollm2-135m and run it
+
+
+def shortages(cache: dict[str, Any], available: int | None) -> Iterator[Problem]:
+    """What is wrong with the cache folder and the memory."""
+    from dflash_lite.checkpoints import PACKAGED
+
+    elsewhere = "export DFLASH_LITE_CACHE=/a/folder/with/room"
+    if not cache["writable"]:
+        yield Problem(f"The folder {cache['folder']} is not writable", elsewhere)
+    for name, state in cache["models"].items():
+        needed = 2 * PACKAGED[name].size
+        if state == "damaged":
+            yield Problem(
+                f"The file of {name} is damaged",
+                f"dflash-lite generate --model {name} Hello  # fetches it again",
+            )
+        if state != "whole" and cache["free"] < needed:
+            yield Problem(
+                f"{name} needs {size(needed)} of disk, {size(cache['free'])} are free",
+                elsewhere,
+            )
+    if available is not None and available < NEEDED_MEMORY:
+        yield Problem(
+            f"Free memory is {size(available)}, needed is {size(NEEDED_MEMORY)}",
+            "close other programs and notebooks",
+        )
+
+
+def size(count: int) -> str:
+    """A number of bytes, for people."""
+    return f"{count / 1e9:.1f} GB"
+
+
+# %% [markdown]
+# A doctor must not faint at the sight of blood. Where JAX itself does not
+# start, that is a finding, and the rest is still reported.
+
+# %% tags=["export"]
+def examine() -> tuple[dict[str, Any], list[Problem]]:
+    """All findings about this machine, and what to mend."""
+    problems = list(unmet(metadata.requires("dflash_lite") or []))
+    total, available = memory()
+    packages = {name: installed(name) for name in PACKAGES}
+    report: dict[str, Any] = {
+        "versions": {"python": platform.python_version()} | packages,
+        "machine": {"cores": cores(), "memory": total, "available": available},
+    }
+    try:
+        report["devices"], report["features"] = devices(), features()
+        problems += idle({device["platform"] for device in report["devices"]})
+    except (ImportError, RuntimeError) as error:
+        remedy = f"{sys.executable} -m pip install --upgrade jax jaxlib"
+        if os.environ.get("JAX_PLATFORMS"):
+            remedy = "unset JAX_PLATFORMS"
+        problems.append(Problem(f"JAX does not start: {error}", remedy))
+    try:
+        report["cache"] = cache()
+        problems += shortages(report["cache"], available)
+    except ImportError as error:
+        remedy = f"{sys.executable} -m pip install --upgrade dflash_lite"
+        problems.append(Problem(f"The package does not load: {error}", remedy))
+    return report, problems
+
+
+def cores() -> int:
+    """The processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+# %% [markdown]
+# On paper, a name and a value on each line: easy to read, and to `grep`.
+
+# %% tags=["export"]
+def describe(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The findings as names and values."""
+    for package, version in report["versions"].items():
+        yield package, version or "missing"
+    for device in report.get("devices", ()):
+        room = f", {size(device['memory'])}" if device["memory"] else ""
+        yield "device", f"{device['platform']} ({device['kind']}{room})"
+    for feature, works in report.get("features", {}).items():
+        yield feature, "works" if works else "does not work"
+    machine = report["machine"]
+    yield "cores", str(machine["cores"])
+    free = machine["available"]
+    free = f", {size(free)} free" if free is not None else ""
+    yield "memory", size(machine["memory"]) + free
+    if cache := report.get("cache"):
+        yield "cache folder", cache["folder"]
+        yield "disk", f"{size(cache['used'])} used, {size(cache['free'])} free"
+        yield from cache["models"].items()
+        absent = [name for name, state in cache["models"].items() if state != "whole"]
+        once = f"needed once, to get {', '.join(absent)}"
+        yield "network", once if absent else "not needed"
+
+
+# %% tags=["export"]
+@app.command()
+def doctor(
+    as_object: bool = typer.Option(False, "--json", help="Print one JSON object."),
+) -> None:
+    """Say what this machine has, and what to mend."""
+    with exit_codes():
+        silence()
+        report, problems = examine()
+        if as_object:
+            found = [problem._asdict() for problem in problems]
+            print(json.dumps(report | {"problems": found}))
+        else:
+            for name, value in describe(report):
+                print(f"{name:16}{value}")
+            print("\nTo mend:" if problems else "\nNothing to mend.")
+            for what, remedy, must in problems:
+                print(f"  {what}{'' if must else ' (it works without)'}:\n    {remedy}")
+    if any(problem.must for problem in problems):
+        raise typer.Exit(1)
+
+
+# %% [markdown]
+# What remains is the door. The package's metadata names it as the script
+# `dflash-lite`.
+
+# %% tags=["export"]
+def main() -> None:
+    """The command `dflash-lite`; it ends the process."""
+    prepare_output()
+    app(prog_name="dflash-lite")
+
+
+# %% [markdown]
+# ## Through the door
+#
+# From here on we are the user. (The command is installed as `dflash-lite`. A
+# notebook does not always see it, so we call Python.)
+
+# %%
+call = "import dflash_lite.command_line as c; c.main()"
+dflash_lite = f"{shlex.quote(sys.executable)} -c '{call}'"
+print(shell(f"{dflash_lite} --version").stdout)
+
+# %% tags=["nbval-ignore-output"]
+print(shell(f"{dflash_lite} doctor").stdout)
+
+# %% [markdown]
+# **Predict.** The answer below goes into a pipe, and `wc` counts its words.
+# Does `wc` count the line with the tokens per second?
+
+# %% tags=["nbval-ignore-output"]
+answered = shell(
+    f"echo 'Name three colours.' | {dflash_lite} generate --max-new-tokens 24 | wc -w"
+)
+print(answered.stdout, answered.stderr)
+
+# %%
+assert answered.stderr.count("\n") == 1 and "tokens" in answered.stderr
+
+# %% [markdown]
+# A script would rather have an object.
+
+# %%
+reply = shell(f"{dflash_lite} generate --json --max-new-tokens 8 'Say hello.'")
+record = json.loads(reply.stdout)
+print(record["text"], record["tokens"], record["finish_reason"])
+
+# %% [markdown]
+# And mistakes end as they should.
+
+# %%
+for wrong in ("--model nothing Hi", "--top-p 2 Hi", "--modle nothing Hi", "' '"):
+    ended = shell(f"{dflash_lite} generate {wrong}")
+    print(ended.returncode, ended.stderr.splitlines()[-1][:60])
+
+# %% [markdown]
+# ## Exercises
+#
+# **90.1 Who ended it?** (5 minutes). `subprocess` reports a process that a
+# signal ended as minus the signal's number. A shell reports 128 plus that
+# number. Write the shell's code for a number from `subprocess`.
+
+# %% tags=["exercise"]
+def shell_code(returncode: int) -> int:
+    """The exit code that a shell would report."""
+    ### BEGIN SOLUTION
+    return returncode if returncode >= 0 else 128 - returncode
+    ### END SOLUTION
+
+
+# %% tags=["check"]
+@check(shell_code)
+def _(f):
+    assert f(0) == 0 and f(2) == 2, "a program's own code stays"
+    assert f(-2) != 126, "minus 2 stands for signal 2: add 2, not minus 2"
+    assert f(-2) == 130, "Ctrl-C, signal 2: 130"
+    assert f(-13) == 141, "a closed pipe, signal 13: 141"
+
+
+# %% [markdown]
+# **90.2 Words that wait** (10 minutes). The pieces of an answer come as they
+# are: `["The sk", "y is bl", "ue."]`. A program that reads aloud needs whole
+# words. Write a generator that yields the words, each as soon as the space
+# behind it has come, and the last one at the end.
+
+# %% tags=["exercise"]
+def words(pieces: Iterator[str]) -> Iterator[str]:
+    """The words of a text that comes in pieces; words end at single spaces."""
+    ### BEGIN SOLUTION
+    waiting = ""
+    for piece in pieces:
+        *whole, waiting = (waiting + piece).split(" ")
+        yield from whole
+    if waiting:
+        yield waiting
+    ### END SOLUTION
+
+
+# %% tags=["check"]
+@check(words)
+def _(f):
+    assert list(f(iter(["a b"]))) == ["a", "b"], "the last word has no space"
+    found = list(f(iter(["The sk", "y is bl", "ue."])))
+    assert "sk" not in found, "half a word must wait for its rest"
+    assert found == ["The", "sky", "is", "blue."], f"not {found}"
+    assert list(f(iter([]))) == [], "no pieces, no words"
+    pieces = iter(["one ", "two"])
+    assert next(f(pieces)) == "one" and list(pieces) == ["two"], (
+        "hand out a word before you ask for the next piece"
+    )
+
+
+# %% [markdown]
+# ## Key points
+#
+# - The result goes to standard output, talk to standard error, the verdict
+#   into the exit code.
+# - The main thread waits and the work runs beside it, so that Ctrl-C is heard
+#   at any time.
+# - Compiled programs can stay on disk; the second start is quicker.
+# - An error for people is one line: what was wrong, what was expected, what to
+#   do. A stack trace is for bugs.

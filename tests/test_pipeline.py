@@ -1,0 +1,915 @@
+"""From chapters to package, notebooks and the learner's edition, on small chapters."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import jupytext
+import nbformat
+import pytest
+
+import address
+import notebooks
+import student
+import tangle
+from chapters import Problem, chapter_paths, read_chapter
+
+ROOT = Path(__file__).resolve().parent.parent
+
+HEADER = """\
+# ---
+# jupyter:
+#   dflash_lite:
+#     module: {module}
+#     public:{public}
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+"""
+
+COUNTING = '''
+# %% [markdown]
+# # 1. Counting
+#
+# How many [words](https://example.org) has a *text*?
+#
+# More prose.
+
+# %% tags=["export"]
+import re
+
+# A word is letters.
+WORD = re.compile("[a-z]+")
+
+# %% [markdown]
+# ## 1.1 Words
+#
+# Try it:
+
+# %%
+print(len(WORD.findall("one two")), "words")
+
+# %% tags=["export"]
+import re
+from collections import Counter
+
+
+def words(text: str) -> Counter:
+    """How often each word stands in `text`."""
+    return Counter(_split(text))
+
+
+def _split(text: str) -> list[str]:
+    return WORD.findall(text)  # letters only
+
+
+# %% tags=["nbval-ignore-output"]
+import time
+
+time.time()
+'''
+
+RANKING = '''
+# %% [markdown]
+# # 2. Ranking
+#
+# Which word is the most common?
+
+# %% tags=["export"]
+import re
+from collections import Counter
+
+from dflash_lite.counting import words
+
+
+def common(text: str) -> str:
+    """The most common word of `text`; ValueError if it has none."""
+    if not re.search("[a-z]", text):
+        raise ValueError("no words")
+    counts: Counter = words(text)
+    return counts.most_common(1)[0][0]
+
+
+# %%
+common("a b b")
+
+# %% [markdown]
+# **Exercise 2.1** (1 min).
+
+# %% tags=["exercise"]
+def rare(text):
+    """The least common word."""
+    ### BEGIN SOLUTION
+    return words(text).most_common()[-1][0]
+    ### END SOLUTION
+
+
+# %% tags=["check"]
+def check(f):
+    try:
+        assert f("a b b") == "a"
+    except NotImplementedError:
+        print("rare: not written yet")
+    else:
+        print("rare: right")
+
+
+check(rare)
+'''
+
+
+def write_chapter(root, number, module, text, public=()):
+    path = root / "chapters" / f"{number:02}_{module}.py"
+    path.parent.mkdir(exist_ok=True)
+    header = HEADER.format(module=module, public="".join(f"\n#     - {name}" for name in public))
+    path.write_text(header + text, encoding="utf-8")
+    return path
+
+
+def edit(path, old, new):
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A project of two chapters, with this project's machinery and nothing made yet."""
+    return write_project(tmp_path)
+
+
+def write_project(folder):
+    for name in ("conftest.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
+    shutil.copytree(ROOT / "tools", folder / "tools", ignore=shutil.ignore_patterns("__*"))
+    write_chapter(folder, 1, "counting", COUNTING, ["words", "WORD"])
+    write_chapter(folder, 2, "ranking", RANKING, ["common"])
+    return folder
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory):
+    project = write_project(tmp_path_factory.mktemp("made"))
+    assert tangle.main([], project) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(project))
+        assert notebooks.main([], project) == 0
+    return project
+
+
+@pytest.fixture
+def made(made_once, tmp_path, monkeypatch):
+    """The project with its package and notebooks made."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return shutil.copytree(made_once, tmp_path, dirs_exist_ok=True)
+
+
+# The package
+# -----------
+
+
+def test_module_reads_as_written_by_hand(project):
+    assert tangle.tangle(project)["dflash_lite/counting.py"] == '''\
+"""Counting.
+
+How many words has a text?
+
+Made from chapters/01_counting.py by tools/tangle.py:
+edit the chapter, not this file.
+"""
+
+import re
+from collections import Counter
+
+__all__ = ["WORD", "words"]
+
+# A word is letters.
+WORD = re.compile("[a-z]+")
+
+
+# Words
+# -----
+
+def words(text: str) -> Counter:
+    """How often each word stands in `text`."""
+    return Counter(_split(text))
+
+
+def _split(text: str) -> list[str]:
+    return WORD.findall(text)  # letters only
+'''
+
+
+def test_imports_come_once_in_three_groups(project):
+    write_chapter(project, 3, "imports", '''
+# %% [markdown]
+# # Imports
+#
+# Lead.
+
+# %% tags=["export"]
+import jax.numpy as jnp
+import numpy as np
+import os.path
+import jax, zlib
+from typing import (
+    Any,
+    TypeVar as TV,
+)
+
+from dflash_lite.ranking import common
+from dflash_lite.counting import words, WORD
+
+# %% tags=["export"]
+import jax.numpy as jnp
+from flax import nnx
+from typing import NamedTuple, Any
+import os
+
+T = TV("T")
+ALL: list[Any] = [jnp, np, os.path, jax, zlib, common, words, WORD, nnx, NamedTuple, os]
+''')
+    assert '''
+import os
+import os.path
+import zlib
+from typing import Any, NamedTuple, TypeVar as TV
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from dflash_lite.counting import WORD, words
+from dflash_lite.ranking import common
+
+__all__ = ["T", "ALL"]
+
+T =''' in tangle.tangle(project)["dflash_lite/imports.py"]
+
+
+def test_many_names_are_folded(project):
+    names = [f"a_rather_long_name_{i}" for i in range(5)]
+    cells = "".join(f'\n# %% tags=["export"]\n{name} = {i}\n' for i, name in enumerate(names))
+    write_chapter(project, 3, "many", "\n# %% [markdown]\n# # M\n#\n# Lead.\n" + cells)
+    write_chapter(project, 4, "more", f'''
+# %% [markdown]
+# # More
+#
+# Lead.
+
+# %% tags=["export"]
+from dflash_lite.many import {", ".join(names)}
+
+FIRST = {names[0]}
+''')
+    files = tangle.tangle(project)
+    assert f"import (\n    {names[0]},\n" in files["dflash_lite/more.py"]
+    assert f'__all__ = [\n    "{names[0]}",\n' in files["dflash_lite/many.py"]
+    assert f"]\n\n{names[0]} = 0\n\n{names[1]} = 1\n" in files["dflash_lite/many.py"]
+    for text in files.values():
+        assert max(map(len, text.splitlines())) <= 88
+        compile(text, "module", "exec")
+
+
+def test_package_imports_lazily(project):
+    assert tangle.main([], project) == 0
+    code = """
+import sys, dflash_lite
+assert [m for m in sys.modules if m.startswith("dflash_lite.")] == []
+assert dflash_lite.__all__ == ["words", "WORD", "common"]
+assert set(dflash_lite.__all__) < set(dir(dflash_lite))
+from dflash_lite import common
+assert common("b b a") == "b" and common is dflash_lite.ranking.common
+try:
+    dflash_lite.nothing
+except AttributeError as error:
+    print(error)
+"""
+    env = {**os.environ, "PYTHONPATH": str(project)}
+    run = subprocess.run([sys.executable, "-c", code], cwd=project, env=env,
+                         capture_output=True, text=True)
+    assert run.stdout == "module 'dflash_lite' has no attribute 'nothing'\n", run.stderr
+
+
+def test_every_line_of_an_exported_cell_arrives(project):
+    files = tangle.tangle(project)
+    for path in chapter_paths(project):
+        chapter = read_chapter(path, project)
+        text = files[f"dflash_lite/{chapter.name}.py"]
+        for cell in chapter.cells:
+            if "export" in cell.tags:
+                body = re.sub(r"^(import|from) .*\n", "", cell.source, flags=re.M).strip()
+                assert body in text
+
+
+BROKEN = [
+    # (text of chapter 2, what replaces it, the line that is reported, the message)
+    (
+        "import re\n",
+        "from __future__ import annotations\n",
+        "from __future__ import annotations",
+        "from __future__",
+    ),
+    ("import re\n", "from re import *\n", "from re import *", "star import"),
+    ("import re\n", "from . import counting\n", "from . import counting", "relative import"),
+    ("import re\n", "%time 1\n", "%time 1", "magic"),
+    ("import re\n", "!ls\n", "!ls", "magic"),
+    (
+        "import re\n",
+        "import re  # regular expressions\n",
+        "import re  # regular expressions",
+        "without their comment",
+    ),
+    ("import re\n", "# Regular expressions\nimport re\n", "import re", "without their comment"),
+    ("import re\n", "import re; X = 1\n", "import re; X = 1", "one statement on a line"),
+    ("import re\n", "import jax as re\nimport re\n", "import re", "imported twice"),
+    ("import re\n", "print(1)\nimport re\n", "print(1)", "imports, definitions and constants"),
+    (
+        "import re\n",
+        "A, B = 1, 2\nimport re\n",
+        "A, B = 1, 2",
+        "imports, definitions and constants",
+    ),
+    ("import re\n", "N: int\nimport re\n", "N: int", "imports, definitions and constants"),
+    ("import re\n", "if True:\n    import re\n", "if True:", "imports, definitions and constants"),
+    ("import re\n", "import re\nre.X = 1\n", "re.X = 1", "imports, definitions and constants"),
+    ("import re\n", "import re\ntype X = int\n", "type X = int", "syntax error"),
+    ("import re\n", "import re\nX = (\n", "X = (", "syntax error"),
+    ("import re\n", "import re\nX = 1\nX = 2\n", "X = 2", "`X` is defined twice"),
+    ("import re\n", "import re\nre = 1\n", "re = 1", "`re` is defined twice"),
+    (
+        "counting import words",
+        "exercises import check",
+        "from dflash_lite.exercises import check",
+        "exercise checks",
+    ),
+    (
+        "counting import words",
+        "ranking import words",
+        "from dflash_lite.ranking import words",
+        "cannot import itself",
+    ),
+    (
+        "counting import words",
+        "serving import words",
+        "from dflash_lite.serving import words",
+        "made by a later chapter",
+    ),
+    (
+        "counting import words",
+        "nowhere import words",
+        "from dflash_lite.nowhere import words",
+        "no chapter makes",
+    ),
+    (
+        "from dflash_lite.counting import words",
+        "from dflash_lite import words",
+        "from dflash_lite import words",
+        "no chapter",
+    ),
+    (
+        "import re\n",
+        "import re\nimport dflash_lite\n",
+        "import dflash_lite",
+        "write `from dflash_lite.module",
+    ),
+    (
+        "raise Val",
+        "from dflash_lite.serving import x; raise Val",
+        'from dflash_lite.serving import x; raise ValueError("no words")',
+        "made by a later chapter",
+    ),
+    (
+        '"""The most',
+        'f"""The most',
+        "def common(text: str) -> str:",
+        "`common` is public and has no docstring",
+    ),
+    (
+        "text: str) -> str",
+        "text) -> str",
+        "def common(text) -> str:",
+        "`common` is public; `text` has no annotation",
+    ),
+    (
+        "text: str) -> str",
+        "text: str)",
+        "def common(text: str):",
+        "`common` is public; the result has no annotation",
+    ),
+    (
+        "text: str) -> str",
+        "text: str, *a) -> str",
+        "def common(text: str, *a) -> str:",
+        "`a` has no annotation",
+    ),
+    (
+        "import re\n",
+        "import re\nclass A:\n    x = 1\n",
+        "class A:",
+        "`A` is public and has no docstring",
+    ),
+    (
+        "import re\n",
+        'import re\nclass A:\n    """A."""\n\n    def __init__(self, n):\n        pass\n',
+        "def __init__(self, n):",
+        "`A.__init__` is public; `n` has no annotation",
+    ),
+    (
+        "import re\n",
+        "import re\nX = total\n",
+        "X = total",
+        "`total` is neither exported nor imported",
+    ),
+    (
+        "words(text)\n",
+        "words(total)\n",
+        "counts: Counter = words(total)",
+        "`total` is neither exported nor imported",
+    ),
+    (
+        "counts: Counter",
+        "counts: Nothing",
+        "counts: Nothing = words(text)",
+        "`Nothing` is neither exported nor imported",
+    ),
+    ("module: ranking", "module: sorting", "# ---", "the header says module 'sorting'"),
+    ("- common", "- rank", "# ---", "`public` lists `rank`, which is not exported"),
+    ("- common", "- words", "# ---", "`public` lists `words`, which is not exported"),
+    ("# # 2. Ranking", "# Ranking", "# Ranking", "the first cell has a title"),
+    ("# Which word is the most common?\n", "", "# # 2. Ranking", "the first cell has a title"),
+    ('["exercise"]', '["exercise", "export"]', "def rare(text):", "an exercise is not exported"),
+    ("\n# %% [markdown]\n# # 2.", "\nx = 1\n# %% [markdown]\n# # 2.", "# ---", "first `# %%` line"),
+]
+
+
+@pytest.mark.parametrize("old, new, line, message", BROKEN)
+def test_broken_rule_is_found(project, capsys, old, new, line, message):
+    write_chapter(project, 3, "serving", "\n# %% [markdown]\n# # Serving\n#\n# Lead.\n")
+    write_chapter(project, 91, "exercises", "\n# %% [markdown]\n# # Checks\n#\n# Lead.\n")
+    assert tangle.main([], project) == 0
+    before = {p.name: p.read_text() for p in (project / "dflash_lite").iterdir()}
+    edit(project / "chapters" / "02_ranking.py", old, new)
+    edit(project / "chapters" / "01_counting.py", "# A word is", "# A long word is")
+    capsys.readouterr()
+    assert tangle.main([], project) == 2
+    error = capsys.readouterr().err
+    place = re.match(r"chapters/02_ranking\.py:(\d+): (?:cell \d+: )?(.*)", error)
+    lines = (project / "chapters" / "02_ranking.py").read_text().splitlines()
+    assert place and lines[int(place[1]) - 1].strip() == line, error
+    assert message in place[2]
+    assert {p.name: p.read_text() for p in (project / "dflash_lite").iterdir()} == before
+
+
+def test_all_problems_are_reported_at_once(project, capsys):
+    edit(project / "chapters" / "01_counting.py", "def words(text: str)", "def words(text)")
+    edit(project / "chapters" / "02_ranking.py", "import re\n", "%time 1\n")
+    assert tangle.main(["--check"], project) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+@pytest.mark.parametrize("name", ["2_ranking.py", "02_Ranking.py", "02_two words.py"])
+def test_file_name_of_a_chapter(project, name):
+    path = project / "chapters" / "02_ranking.py"
+    path.rename(path.with_name(name))
+    with pytest.raises(Problem, match="NN_name.py"):
+        tangle.tangle(project)
+
+
+def test_two_chapters_of_one_name(project):
+    write_chapter(project, 3, "counting", COUNTING.replace("WORD", "W").replace("words", "w"))
+    with pytest.raises(Problem, match="two chapters make dflash_lite.counting"):
+        tangle.tangle(project)
+
+
+def test_public_name_is_offered_once(project):
+    chapter = project / "chapters" / "02_ranking.py"
+    edit(chapter, "import re\n", "import re\ncounting = 1\n")
+    edit(chapter, "- common", "- counting")
+    with pytest.raises(Problem, match="`counting` is taken"):
+        tangle.tangle(project)
+
+
+def test_stale_module_fails_the_check_with_a_diff(project, capsys):
+    assert tangle.main([], project) == 0
+    assert tangle.main(["--check"], project) == 0
+    module = project / "dflash_lite" / "counting.py"
+    edit(module, "letters only", "edited by hand")
+    capsys.readouterr()
+    assert tangle.main(["--check"], project) == 1
+    error = capsys.readouterr().err
+    assert "\n-    return WORD.findall(text)  # edited by hand\n" in error
+    assert "\n+    return WORD.findall(text)  # letters only\n" in error
+    assert "edited by hand" in module.read_text()
+    assert tangle.main([], project) == 0
+    assert tangle.main(["--check"], project) == 0
+
+
+def test_module_without_a_chapter(project, capsys):
+    assert tangle.main([], project) == 0
+    (project / "chapters" / "02_ranking.py").unlink()
+    made, own = project / "dflash_lite" / "ranking.py", project / "dflash_lite" / "own.py"
+    own.write_text("x = 1\n")
+    assert tangle.main(["--check"], project) == 1
+    assert "dflash_lite/ranking.py: no chapter makes this file" in capsys.readouterr().err
+    assert tangle.main([], project) == 1
+    assert "dflash_lite/own.py: no chapter makes this file" in capsys.readouterr().err
+    assert not made.exists() and own.exists()
+
+
+def test_an_interrupted_write_leaves_the_old_file(project, monkeypatch):
+    assert tangle.main([], project) == 0
+    old = {p.name: p.read_text() for p in (project / "dflash_lite").iterdir()}
+    edit(project / "chapters" / "01_counting.py", "letters only", "only letters")
+
+    def fail(*args):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OSError):
+        tangle.main([], project)
+    assert {p.name: p.read_text() for p in (project / "dflash_lite").iterdir()} == old
+
+
+# The notebooks
+# -------------
+
+
+def pytest_run(project, *args, **env):
+    """Run pytest in a project's copy, with nbval."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no",
+               "--nbval-current-env", *args]
+    environment = {**os.environ, "PYTHONPATH": str(project), **env}
+    environment.pop("PYTEST_ADDOPTS", None)
+    run = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
+    return run.returncode, run.stdout + run.stderr
+
+
+LAX = "--nbval-lax", "chapters"
+STRICT = "--nbval", "--nbval-sanitize-with", "tools/sanitize.cfg", "chapters/01_counting.ipynb"
+
+
+def test_notebooks_are_thin_and_the_same_each_time(made):
+    path = made / "chapters" / "01_counting.ipynb"
+    first = path.read_bytes()
+    notebook = nbformat.reads(first.decode(), as_version=4)
+    assert [c.id for c in notebook.cells[:2]] == ["badge", "install"]
+    outputs = [c.outputs for c in notebook.cells if c.cell_type == "code"]
+    assert outputs[2][0].text == "2 words\n"
+    assert outputs[-1] == [], "the time of day is an ignored output"
+    assert notebooks.main(["01"], made) == 0
+    assert path.read_bytes() == first
+    assert notebooks.main(["--check"], made) == 0
+
+
+def test_pictures_and_warnings_stay_out():
+    stream = nbformat.v4.new_output
+    outputs = [
+        stream("stream", name="stdout", text="a"),
+        stream("stream", name="stderr", text="Warning"),
+        stream("stream", name="stdout", text="b"),
+        stream("display_data", data={"image/png": "…", "text/plain": "<Figure>"}),
+    ]
+    kept = notebooks.merge_streams(outputs)
+    assert [dict(o.get("data", {}), text=o.get("text")) for o in kept] == [
+        {"text": "ab"}, {"text/plain": "<Figure>", "text": None}
+    ]
+
+
+def test_stale_notebook_fails_the_check(made, capsys):
+    edit(made / "chapters" / "01_counting.py", "Try it:", "Try this:")
+    capsys.readouterr()
+    assert notebooks.main(["--check"], made) == 1
+    error = capsys.readouterr().err
+    assert "\n-Try it:\n" in error and "\n+Try this:\n" in error
+
+
+@pytest.mark.parametrize("break_it, message", [
+    (lambda path: path.unlink(), "missing"),
+    (lambda path: path.write_text("{"), "not a notebook"),
+    (lambda path: edit(path, '"execution_count": 2', '"execution_count": 2 '), "not as"),
+    (lambda path: path.rename(path.with_name("07_gone.ipynb")), "its chapter is gone"),
+    (lambda path: edit(path, '"nbval-ignore-output"', '"other"'), '-# %% code'),
+])
+def test_damaged_notebook_fails_the_check(made, capsys, break_it, message):
+    break_it(made / "chapters" / "01_counting.ipynb")
+    capsys.readouterr()
+    assert notebooks.main(["--check"], made) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_notebook_of_a_chapter_that_stops(project, capsys):
+    edit(project / "chapters" / "01_counting.py", "print(len(WORD", "print(1 / 0, len(WORD")
+    assert notebooks.main(["01"], project) == 1
+    error = capsys.readouterr().err
+    assert "chapters/01_counting.py" in error and "ZeroDivisionError" in error
+    assert not (project / "chapters" / "01_counting.ipynb").exists()
+
+
+def test_unknown_name_is_refused(project, capsys):
+    assert notebooks.main(["09"], project) == 2
+    assert "01_counting, 02_ranking" in capsys.readouterr().err
+
+
+def test_chapters_pass_as_written_and_as_notebooks(made):
+    code, text = pytest_run(made, *LAX)
+    assert code == 0 and "8 passed" in text, text
+    code, text = pytest_run(made, *STRICT)
+    assert code == 0 and "5 passed" in text, text
+
+
+def test_broken_chapter_fails(made):
+    edit(made / "chapters" / "02_ranking.py", 'common("a b b")', 'common("a b b") + 1')
+    code, text = pytest_run(made, "--nbval-lax", "chapters/02_ranking.py")
+    assert code == 1 and "02_ranking.py::Cell 1" in text and "TypeError" in text, text
+
+
+def test_wrong_solution_fails(made):
+    edit(made / "chapters" / "02_ranking.py", "most_common()[-1]", "most_common()[0]")
+    code, text = pytest_run(made, "--nbval-lax", "chapters/02_ranking.py")
+    assert code == 1 and "02_ranking.py::Cell 3" in text, text
+
+
+def test_changed_output_fails_strictly(made):
+    edit(made / "chapters" / "01_counting.ipynb", "2 words", "3 words")
+    code, text = pytest_run(made, *STRICT)
+    assert code == 1 and "01_counting.ipynb::Cell 2" in text and "3 words" in text, text
+
+
+def test_warning_does_not_fail_strictly(made):
+    edit(made / "dflash_lite" / "counting.py", "import re\n",
+         "import re\nimport sys\nprint('warning', file=sys.stderr)\n")
+    code, text = pytest_run(made, *STRICT[:-1], "chapters/02_ranking.ipynb")
+    assert code == 0, text
+
+
+def test_checks_are_strict_unless_told_otherwise(made):
+    (made / "chapters" / "01_counting.py").write_text(
+        HEADER.format(module="counting", public="")
+        + "\n# %%\nimport os\nassert os.environ['DFLASH_LITE_CHECK'] == 'strict'\n"
+    )
+    env = {"DFLASH_LITE_CHECK": "lenient"}
+    assert pytest_run(made, "--nbval-lax", "chapters/01_counting.py")[0] == 0
+    assert pytest_run(made, "--nbval-lax", "chapters/01_counting.py", **env)[0] == 1
+
+
+def test_pytest_without_nbval_runs_no_chapter(made):
+    code, text = pytest_run(made, "chapters/01_counting.py")
+    assert code == 5 and "no tests ran" in text
+
+
+# The first cells of a notebook
+# -----------------------------
+
+
+def run_install(monkeypatch, returncode=0):
+    """Run the install cell with a pip that does nothing; return its commands."""
+    commands = []
+
+    def run(command, **options):
+        commands.append([str(word) for word in command[1:]])
+        return subprocess.CompletedProcess(command, returncode if "install" in command else 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    exec(notebooks.INSTALL.format(address="https://github.com/a/b"), {})
+    return commands
+
+
+def test_install_cell_does_nothing_elsewhere(monkeypatch):
+    assert run_install(monkeypatch) == []
+
+
+def test_install_cell_holds_every_installed_version_on_colab(monkeypatch):
+    monkeypatch.setitem(sys.modules, "google.colab", sys)
+    freeze, install = run_install(monkeypatch)
+    assert freeze == ["-m", "pip", "list", "--format=freeze"]
+    assert install[:5] == ["-m", "pip", "install", "-q", "-c"]
+    assert install[6] == "dflash_lite @ git+https://github.com/a/b"
+
+
+def test_install_cell_says_so_when_it_fails(monkeypatch):
+    monkeypatch.setitem(sys.modules, "google.colab", sys)
+    with pytest.raises(SystemExit, match="could not be installed"):
+        run_install(monkeypatch, returncode=1)
+
+
+# The learner's edition
+# ---------------------
+
+
+def test_learners_edition_runs_through(made):
+    assert student.main(made) == 0
+    path = made / "build" / "student" / "02_ranking.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    assert "most_common()[-1]" not in "".join(
+        c.source for c in notebook.cells if c.cell_type == "code"
+    )
+    solution = next(c for c in notebook.cells if c.id.endswith("-solution"))
+    assert "<details>" in solution.source and "most_common()[-1]" in solution.source
+    assert "### " not in solution.source
+    code, text = pytest_run(made, "--nbval-lax", "build/student", DFLASH_LITE_CHECK="lenient")
+    assert code == 0 and "10 passed" in text, text
+    notebooks.execute(notebook, path.parent, made)
+    assert notebook.cells[-1].outputs[0].text == "rare: not written yet\n"
+
+
+@pytest.mark.parametrize("old, new", [
+    ("    ### END SOLUTION\n", ""),
+    ("    ### BEGIN SOLUTION\n", ""),
+    ("    ### BEGIN SOLUTION\n", "### BEGIN SOLUTION\n"),
+])
+def test_exercise_without_a_whole_solution(project, capsys, old, new):
+    edit(project / "chapters" / "02_ranking.py", old, new)
+    assert student.main(project) == 2
+    assert "chapters/02_ranking.py" in capsys.readouterr().err
+
+
+# Exercise checks
+# ---------------
+
+
+@pytest.fixture
+def check():
+    from dflash_lite.exercises import check
+
+    return check
+
+
+def wrong(n):
+    return n + 1
+
+
+def test_check_names_the_mistake(check, capsys, monkeypatch):
+    monkeypatch.delenv("DFLASH_LITE_CHECK", raising=False)
+
+    def hole(n):
+        raise NotImplementedError("your turn")
+
+    @check(wrong)
+    def _(f):
+        if f(1) != 3:  # pytest would add to the message of an assertion
+            raise AssertionError("add two")
+
+    @check(wrong)
+    def _(f):
+        assert f(1) == 2
+
+    @check(hole)
+    def _(f):
+        assert f(1) == 2
+
+    @check(wrong)
+    def _(f):
+        f("text")
+
+    assert capsys.readouterr().out == (
+        "wrong: not right yet: add two\nwrong: right\nhole: not written yet\n"
+        'wrong: stopped with TypeError: can only concatenate str (not "int") to str\n'
+    )
+
+
+def test_check_without_a_message_shows_the_assertion(check, capsys, monkeypatch):
+    monkeypatch.delenv("DFLASH_LITE_CHECK", raising=False)
+    code = "@check(wrong)\ndef _(f):\n    assert f(1) == 3\n"
+    import linecache
+
+    linecache.cache["cell"] = (len(code), None, code.splitlines(True), "cell")
+    exec(compile(code, "cell", "exec"), {"check": check, "wrong": wrong})
+    assert capsys.readouterr().out == "wrong: not right yet: assert f(1) == 3\n"
+
+
+def test_check_raises_when_strict(check, monkeypatch):
+    monkeypatch.setenv("DFLASH_LITE_CHECK", "strict")
+    with pytest.raises(AssertionError, match="wrong: not right yet: add two"):
+
+        @check(wrong)
+        def _(f):
+            assert f(1) == 3, "add two"
+
+
+# The project's own chapters
+# --------------------------
+
+
+def test_code_of_the_chapters_fits_80_columns():
+    wide = [
+        f"{chapter.path}:{cell.line + n}"
+        for chapter in map(read_chapter, chapter_paths())
+        for cell in chapter.cells
+        if cell.kind == "code"
+        for n, line in enumerate(cell.source.splitlines())
+        if len(line) > 80
+    ]
+    assert wide == []
+
+
+@pytest.mark.parametrize("path", chapter_paths(), ids=lambda path: path.stem)
+def test_jupyterlab_saves_a_chapter_as_it_is_written(path):
+    config = jupytext.config.load_jupytext_configuration_file(str(ROOT / "jupytext.toml"))
+    text = path.read_text(encoding="utf-8")
+    notebook = jupytext.reads(text, fmt="py:percent", config=config)
+    assert jupytext.writes(notebook, fmt="py:percent", config=config) == text
+
+
+@pytest.fixture
+def lab(project, tmp_path):
+    """JupyterLab as `make lab` starts it, in a small project: ask(path) and ask(path, put)."""
+    pytest.importorskip("jupyterlab", reason="needs the extra `notebooks`")
+    shutil.copy(ROOT / "jupytext.toml", project)
+    dry = subprocess.run(["make", "-n", "lab", "LAB=--no-browser --allow-root --port=0"], cwd=ROOT,
+                         capture_output=True, text=True, check=True).stdout
+    command = dry[dry.index("JUPYTER_CONFIG_PATH"):].replace(str(ROOT), str(project))
+    command = command.replace(".venv/bin/python", f"exec {sys.executable}")
+    runtime = tmp_path / "runtime"
+    env = {**os.environ, "HOME": str(tmp_path), "JUPYTER_RUNTIME_DIR": str(runtime)}
+    with open(tmp_path / "lab.log", "w") as log:
+        server = subprocess.Popen(command, shell=True, cwd=project, env=env, stdout=log, stderr=log)
+
+    def ask(path, put=None):
+        info = json.loads(next(runtime.glob("jpserver-*.json")).read_text())
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{info['port']}/{path}",
+            data=put and json.dumps(put).encode(),
+            method="PUT" if put else "GET",
+            headers={"Authorization": f"token {info['token']}"},
+        )
+        return json.load(urllib.request.urlopen(request))
+
+    try:
+        for _ in range(600):
+            try:
+                ask("api/status")
+                break
+            except (OSError, StopIteration, ValueError):
+                assert server.poll() is None, (tmp_path / "lab.log").read_text()
+                time.sleep(0.1)
+        yield ask
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def test_jupyterlab_opens_and_saves_chapters_as_notebooks(lab, project):
+    settings = lab("lab/api/settings/@jupyterlab/docmanager-extension:plugin")
+    viewers = settings["schema"]["properties"]["defaultViewers"]["default"]
+    assert viewers == {"python": "Jupytext Notebook"}
+    path = project / "chapters" / "01_counting.py"
+    text = path.read_text()
+    content = lab("api/contents/chapters/01_counting.py?type=notebook")["content"]
+    kernel = lab("api/kernelspecs")["kernelspecs"]["python3"]["spec"]
+    content["metadata"]["kernelspec"] = {
+        "display_name": kernel["display_name"], "language": "python", "name": "python3"
+    }
+    content["metadata"]["language_info"] = {"name": "python", "version": "3.99"}
+    for cell in content["cells"]:
+        if cell["cell_type"] == "code":
+            cell["metadata"]["execution"] = {"iopub.execute_input": "now"}
+            cell["outputs"] = [{"output_type": "stream", "name": "stdout", "text": "printed"}]
+    put = {"type": "notebook", "format": "json", "content": content}
+    lab("api/contents/chapters/01_counting.py", put)
+    assert path.read_text() == text, "saving keeps the file's own form"
+    assert "printed" in (project / "build" / "lab" / "01_counting.ipynb").read_text()
+    assert not path.with_suffix(".ipynb").exists()
+    again = lab("api/contents/chapters/01_counting.py?type=notebook")["content"]
+    assert "printed" in json.dumps(again), "outputs come back"
+
+
+# The public address
+# ------------------
+
+
+def test_address_changes_everywhere(made):
+    (made / "README.md").write_text(
+        "https://github.com/dflash-lite/dflash_lite/issues "
+        "https://colab.research.google.com/github/dflash-lite/dflash_lite/blob/main/a.ipynb "
+        "https://github.com/dflash-lite/dflash_lite-extra https://github.com/other/dflash_lite\n"
+    )
+    changed = address.change_address("https://github.com/someone/book.git", made)
+    assert changed == ["README.md", "chapters/01_counting.ipynb", "chapters/02_ranking.ipynb",
+                       "pyproject.toml"]
+    assert notebooks.address(made) == "https://github.com/someone/book"
+    assert notebooks.main(["--check"], made) == 0
+    assert (made / "README.md").read_text() == (
+        "https://github.com/someone/book/issues "
+        "https://colab.research.google.com/github/someone/book/blob/main/a.ipynb "
+        "https://github.com/dflash-lite/dflash_lite-extra https://github.com/other/dflash_lite\n"
+    )
+
+
+@pytest.mark.parametrize("url", ["", "https://github.com/a", "http://x", "git@github.com:a/b"])
+def test_address_must_be_a_repository(made, url):
+    with pytest.raises(ValueError, match="expected https://github.com/OWNER/NAME"):
+        address.change_address(url, made)

@@ -1,0 +1,94 @@
+"""The model computes what transformers computes (golden/README.md).
+
+Every layer's output and the logits agree within 1e-4 of that layer's largest
+value, in float32, at every position that holds a token.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from goldens import GOLDEN, read_golden
+
+import dflash_lite
+
+NAMES = sorted(path.stem for path in (GOLDEN / "checkpoints").glob("*.npz"))
+INPUTS = ["short", "long", "padded"]
+TOLERANCE = 1e-4
+
+
+def run(model, tokens):
+    """Logits and the output of every layer: (…, vocab), (layers, …, hidden)."""
+    output = model(tokens, taps=range(model.config.num_hidden_layers))
+    return model.logits(output.hidden), jnp.stack(output.taps)
+
+
+def kept(tokens, lengths):
+    """Which places of a batch hold a token; padding is at the end."""
+    return np.arange(tokens.shape[1]) < np.reshape(lengths, (-1, 1))
+
+
+def assert_close(found, expected, largest, what):
+    error = np.abs(np.asarray(found) - expected).max() / largest
+    assert error < TOLERANCE, f"{what}: off by {error:.1e} of the largest value"
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def small(request):
+    """A random checkpoint, as the package loads it, and what it should give."""
+    name = request.param
+    model, _ = dflash_lite.load(GOLDEN / "checkpoints" / name)
+    return model, read_golden(f"checkpoints/{name}.npz")
+
+
+@pytest.mark.parametrize("inputs", INPUTS)
+def test_small_checkpoints(small, inputs):
+    model, data = small
+    tokens = data[f"{inputs}_tokens"]
+    lengths = data["lengths"] if inputs == "padded" else tokens.shape[1]
+    mask = kept(tokens, lengths)
+    logits, layers = run(model, jnp.asarray(tokens))
+    expected = data[f"{inputs}_layers"]
+    assert len(layers) == len(expected)
+    for i, layer in enumerate(np.asarray(layers)):
+        assert_close(layer[mask], expected[i], abs(expected[i]).max(), f"layer {i}")
+    expected = data[f"{inputs}_logits"]
+    assert_close(np.asarray(logits)[mask], expected, abs(expected).max(), "logits")
+
+
+def test_every_kind_of_checkpoint_is_there():
+    wanted = "tied untied bias mha mqa linear llama3 yarn sharded bfloat16 qwen3".split()
+    assert [kind for kind in wanted if not any(kind in name for name in NAMES)] == []
+
+
+@pytest.mark.parametrize("inputs", INPUTS)
+def test_smollm2(smollm2, inputs):
+    data = read_golden("smollm2.npz")
+    tokens = data[f"{inputs}_tokens"]
+    lengths = data["padded_lengths"] if inputs == "padded" else tokens.shape[1]
+    mask, places = kept(tokens, lengths), data[f"{inputs}_positions"]
+    logits, layers = jax.jit(run)(smollm2[0], jnp.asarray(tokens))
+    largest = data[f"{inputs}_layer_largest"]
+    for i, layer in enumerate(np.asarray(layers)):
+        layer = layer[mask]
+        expected = data[f"{inputs}_layers"][i]
+        assert_close(layer[places], expected, largest[i], f"layer {i}")
+        norms = data[f"{inputs}_layer_norms"][i]
+        assert_close(np.linalg.norm(layer, axis=-1), norms, norms.max(), f"norms of layer {i}")
+    logits, largest = np.asarray(logits)[mask], data[f"{inputs}_logits_largest"]
+    some = data[f"{inputs}_some_logits"]
+    assert_close(logits[places, ::16], some, largest, "logits")
+    if inputs == "long":
+        assert_close(logits[-1], data["long_last_logits"], largest, "last logits")
+    assert (logits.argmax(-1) == data[f"{inputs}_argmax"]).mean() > 0.99
+
+
+def test_bfloat16_is_what_its_rounding_allows():
+    """torch's own bfloat16 is off by up to 4% of the largest logit."""
+    data = read_golden("smollm2.npz")
+    model, _ = dflash_lite.load("smollm2-135m", dtype="bfloat16")
+    logits, layers = jax.jit(run)(model, jnp.asarray(data["short_tokens"]))
+    assert layers.dtype == jnp.bfloat16
+    found = np.asarray(logits)[0, data["short_positions"], ::16]
+    error = abs(found - data["short_some_logits"]).max() / data["short_logits_largest"]
+    assert 1e-4 < error < 0.06

@@ -1,0 +1,79 @@
+"""What the tools share: reading chapters (jupytext percent files `chapters/NN_name.py`)."""
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jupytext
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "dflash_lite"
+FILE_NAME = re.compile(r"\d\d_([a-z][a-z0-9_]*)\.py")
+
+
+class Problem(Exception):
+    """A broken rule in a chapter; the text starts with file, line and cell."""
+
+
+@dataclass
+class Cell:
+    """One cell of a chapter. `line` is the line of its first source line."""
+
+    number: int
+    line: int
+    kind: str
+    source: str
+    tags: list[str]
+
+
+@dataclass
+class Chapter:
+    """One chapter file. `path` is relative to the root, with forward slashes."""
+
+    path: str
+    name: str
+    header: dict
+    cells: list[Cell] = field(default_factory=list)
+
+    @property
+    def number(self) -> str:
+        return Path(self.path).name[:2]
+
+    def problem(self, cell: Cell, line: int, message: str) -> Problem:
+        """A problem at `line` (1-based) of the cell's source."""
+        return Problem(f"{self.path}:{cell.line + line - 1}: cell {cell.number}: {message}")
+
+
+def chapter_paths(root: Path = ROOT) -> list[Path]:
+    """The chapter files in chapter order."""
+    return sorted((root / "chapters").glob("*.py"))
+
+
+def read_chapter(path: Path, root: Path = ROOT) -> Chapter:
+    """Read one chapter, with the line of each cell."""
+    where = path.relative_to(root).as_posix()
+    match = FILE_NAME.fullmatch(path.name)
+    if not match:
+        raise Problem(f"{where}:1: a chapter's file is called NN_name.py, in small letters")
+    text = path.read_text(encoding="utf-8")
+    notebook = jupytext.reads(text, fmt="py:percent")
+    chapter = Chapter(where, match[1], dict(notebook.metadata.get(PACKAGE, {})))
+    starts = [n for n, line in enumerate(text.splitlines(), 1) if re.match(r"# %%( |$)", line)]
+    if len(starts) != len(notebook.cells):
+        raise Problem(f"{where}:1: text between the header and the first `# %%` line")
+    for number, (start, cell) in enumerate(zip(starts, notebook.cells), 1):
+        tags = list(cell.metadata.get("tags", []))
+        chapter.cells.append(Cell(number, start + 1, cell.cell_type, cell.source, tags))
+    return chapter
+
+
+def write_file(path: Path, text: str) -> None:
+    """Replace a file in one step, so that nobody reads half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        half.write_text(text, encoding="utf-8", newline="\n")
+        half.replace(path)
+    finally:
+        half.unlink(missing_ok=True)
