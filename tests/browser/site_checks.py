@@ -1,11 +1,14 @@
 """What a page of the site must do. Each check returns the list of problems that it found."""
 
+import os
 import re
 from contextlib import contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+ROOT = Path(__file__).resolve().parents[2]
+SITE = Path(os.environ.get("SITE", ROOT / "build" / "html")).resolve()
 SCRIPT = Path(__file__).with_suffix(".js").read_text("utf-8")
 STYLE_ADDRESS = re.compile(r"""(?:url\(|@import\s)\s*["']?([^"')\s]+)""")
 

@@ -5,8 +5,7 @@ import tomllib
 
 import pytest
 import site_checks as check
-
-from conftest import ROOT, SITE
+from site_checks import ROOT, SITE
 
 
 def test_links_lead_somewhere_and_nothing_comes_from_elsewhere():
