@@ -12,6 +12,8 @@ LAB ?=
 export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/build/jax-cache
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0
 export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES := 0
+# Colab's debugger warns about Python 3.13 at each kernel's start.
+export PYDEVD_DISABLE_FILE_VALIDATION := 1
 
 # $(call setup,folder,extras,Python versions,more options)
 setup = @python=$$(PYTHON='$(PYTHON)' VENV=$(1) sh tools/find_python.sh $(3)) && \
@@ -23,7 +25,7 @@ strict = $(pytest) --nbval --nbval-current-env --nbval-sanitize-with tools/sanit
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-311 test-colab test-browser lab package notebooks student book bench \
-	address clean
+	address
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -87,6 +89,3 @@ bench: ## speed, beside other libraries
 address: ## change the repository's public address everywhere (URL=https://github.com/…)
 	$(call setup,.venv,test)
 	$(PY) tools/address.py "$(URL)"
-
-clean: ## remove what was made, but not the environments
-	rm -rf build dist *.egg-info

@@ -43,7 +43,7 @@ fingerprint = hashlib.sha256(repr(versions).encode())
 for module in sorted((ROOT / "dflash_lite").glob("*.py")):
     fingerprint.update(module.read_bytes())
 nb_execution_cache_path = str(ROOT / "build" / "jupyter-cache" / fingerprint.hexdigest()[:16])
-nb_execution_timeout = 300
+nb_execution_timeout = 900  # seconds a cell, on a busy machine
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_merge_streams = True

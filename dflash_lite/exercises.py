@@ -45,7 +45,7 @@ def _verdict(test: Callable, answer: Callable) -> str:
         return "not written yet"
     except AssertionError as error:
         failed = traceback.extract_tb(error.__traceback__)[-1].line
-        return f"not right yet: {error}" if str(error) else f"not right yet: {failed}"
+        return f"not right yet: {str(error) or failed}"
     except Exception as error:
         return f"stopped with {type(error).__name__}: {error}"
     return "right"

@@ -486,7 +486,7 @@ def parameter_name(path: tuple[str | int, ...]) -> str:
 def read_parameter(tensors: Any, name: str, shape: tuple[int, ...]) -> np.ndarray:
     """One parameter in this package's layout: linear weights (in, out)."""
     if name not in tensors:
-        raise UserError(f"The checkpoint has no tensor {name}.")
+        raise UserError(f"The checkpoint has no tensor {name}. Fetch it again.")
     array = tensors[name]
     array = array.T if name.endswith("_proj.weight") else array
     if array.shape != shape:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 import urllib.request
 from pathlib import Path
 
@@ -802,6 +803,25 @@ def test_check_raises_when_strict(check, monkeypatch):
 
 # The project's own chapters
 # --------------------------
+
+
+def test_made_files_are_up_to_date(capsys):
+    """On each set of versions: what is made does not depend on them."""
+    tangle.main(["--check"])
+    notebooks.main(["--check"])
+    assert capsys.readouterr().err == ""
+
+
+def test_importing_the_package_loads_no_jax():
+    code = "import sys, dflash_lite; print({'jax', 'flax', 'numpy'} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stdout == "set()\n", run.stderr
+
+
+def test_wheel_is_small_and_has_nothing_else():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["tool"]["setuptools"] == {"packages": ["dflash_lite"]}
+    assert sum(path.stat().st_size for path in (ROOT / "dflash_lite").glob("*.py")) < 1_000_000
 
 
 def test_code_of_the_chapters_fits_80_columns():

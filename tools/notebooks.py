@@ -39,7 +39,7 @@ import sys
 
 if "google.colab" in sys.modules:
     pip = [sys.executable, "-m", "pip"]
-    with open("/tmp/installed.txt", "w") as file:
+    with open("installed.txt", "w") as file:
         subprocess.run([*pip, "list", "--format=freeze"], stdout=file, check=True)
     package = "dflash_lite @ git+{address}"
     if subprocess.run([*pip, "install", "-q", "-c", file.name, package]).returncode:

@@ -4,7 +4,13 @@
     python tools/tangle.py --check    exit 1 and show the difference if it is not up to date
 
 The text of an exported cell goes to its chapter's module untouched and in order; only import
-statements move to the top. CONTRIBUTING.md lists the rules that exported cells keep.
+statements move to the top. Exported cells keep these rules:
+
+- they hold imports, definitions and assignments to names, and each name is defined once;
+- imports are absolute, name what they import, carry no comment, and from this package they
+  take earlier chapters only, never the exercise checks;
+- public functions and classes have a docstring and annotations;
+- what they use is exported or imported in an exported cell.
 """
 
 import argparse
