@@ -169,6 +169,7 @@ def exit_codes() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # once is enough
         say("dflash-lite: interrupted")
         leave(128 + signal.SIGINT)
     except BrokenPipeError:
@@ -380,15 +381,15 @@ class Settings:
 
 
 # %% [markdown]
-# The work reports two kinds of news: the stage that it has reached, and more
-# of the answer. Each piece comes with a copy of all that there is so far, so
-# that an interrupt finds text and tokens that belong together.
+# The work reports two kinds of news: what it begins with, and more of the
+# answer. Each piece comes with a copy of all that there is so far, so that an
+# interrupt finds text and tokens that belong together.
 
 # %% tags=["export"]
 class News(NamedTuple):
     """What the working thread reports."""
 
-    stage: str = ""  # it begins with this; empty: no change
+    stage: str | None = None  # it begins with this; "": nothing to show
     piece: str = ""  # more text
     so_far: Any = None  # the Generation up to here
 
@@ -421,12 +422,13 @@ def answer(prompt: str, settings: Settings) -> Iterator[News]:
         decoding.check_settings(*(options[key] for key in checked))
     except checkpoints.UserError as error:
         raise typer.BadParameter(str(error)) from None
+    yield News(stage="")  # a download shows a bar of its own
     checkpoint = checkpoints.open_checkpoint(name)
     yield News(stage=f"Loading {name}")
     model = transformer.from_checkpoint(checkpoint, dtype)
     tokenizer = checkpoint.tokenizer
     stream = decoding.generate(model, tokenizer, prompt, **options, stream=True)
-    yield News(stage="Reading the prompt", so_far=snapshot(stream.result))
+    yield News(stage="Answering", so_far=snapshot(stream.result))
     for piece in stream:
         yield News(piece=piece, so_far=snapshot(stream.result))
     yield News(so_far=snapshot(stream.result))
@@ -450,21 +452,22 @@ def follow(news: Iterator[News], quiet: bool) -> Any:
     """
     last = None
     terminal = Console(stderr=True, force_terminal=sys.stderr.isatty())
-    status = terminal.status("Starting", spinner="line")
+    status = terminal.status("", spinner="line")
     try:
-        if not terminal.is_dumb_terminal:
-            status.start()
         for item in news:
             last = item.so_far or last
-            if item.stage:
+            if item.stage and not terminal.is_dumb_terminal:
                 status.update(item.stage)
+                status.start()
+            elif item.stage == "":
+                status.stop()
             if item.piece and not quiet:
                 status.stop()
                 print(item.piece, end="", flush=True)
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # once is enough
         if last is None:
             raise
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end is near
     finally:
         status.stop()
     return last

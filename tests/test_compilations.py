@@ -23,7 +23,7 @@ from dflash_lite.decoding import (
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     """A tiny model that never stops; no other test has its shapes."""
-    folder = write_hub(tmp_path_factory.mktemp("model"), intermediate_size=40)
+    folder = write_hub(tmp_path_factory.mktemp("model"), num_hidden_layers=1)
     model, tokenizer = dflash_lite.load(folder)
     return model, dataclasses.replace(tokenizer, stop_ids=())
 
@@ -33,7 +33,7 @@ def programs():
     return prefill._cache_size(), decode._cache_size()
 
 
-LENGTHS = [1, 5, 16, 17, 30, 32, 33, 64, 65, 100]
+LENGTHS = [1, 5, 16, 17, 30, 32, 33, 64]
 
 
 def ask(pair, length, **options):
@@ -44,7 +44,7 @@ def ask(pair, length, **options):
 def test_one_program_for_each_bucket(pair):
     """Counted by jit itself, and by the clock that people see."""
     buckets = {bucket(n) for n in LENGTHS}
-    assert len(buckets) == 4
+    assert len(buckets) == 3
     ask(pair, 200)  # what is compiled once for all: device_get, keys, …
     before, count = programs(), COMPILE_CLOCK.count
     for n in LENGTHS:

@@ -841,7 +841,8 @@ def test_jupyterlab_saves_a_chapter_as_it_is_written(path):
     config = jupytext.config.load_jupytext_configuration_file(str(ROOT / "jupytext.toml"))
     text = path.read_text(encoding="utf-8")
     notebook = jupytext.reads(text, fmt="py:percent", config=config)
-    assert jupytext.writes(notebook, fmt="py:percent", config=config) == text
+    saved = jupytext.writes(notebook, fmt="py:percent", config=config)
+    assert saved == text, "write the header as JupyterLab does: see chapters/91_exercises.py"
 
 
 @pytest.fixture
