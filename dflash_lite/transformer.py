@@ -75,14 +75,18 @@ class Linear(nnx.Module):
         self.weight = nnx.Param(normal(rngs.params(), (inputs, outputs), dtype))
         self.bias = nnx.Param(jnp.zeros(outputs, dtype)) if bias else None
 
-    def __call__(self, x: Float[Array, "*rest inputs"]) -> Float[Array, "*rest outputs"]:
+    def __call__(
+        self, x: Float[Array, "*rest inputs"]
+    ) -> Float[Array, "*rest outputs"]:
         """Apply to the last axis."""
         y = matmul(x.reshape(-1, x.shape[-1]), self.weight[...])
         y = y if self.bias is None else y + self.bias[...]
         return y.reshape(*x.shape[:-1], -1)
 
 
-def matmul(x: Float[Array, "m k"], w: Float[Array, "k n"]) -> Float[Array, "m n"]:
+def matmul(
+    x: Float[Array, "m k"], w: Float[Array, "k n"]
+) -> Float[Array, "m n"]:
     """A matrix product in the full precision of its type, on every device."""
     exact = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     return jnp.matmul(x, w, precision=exact)
@@ -94,11 +98,15 @@ def matmul(x: Float[Array, "m k"], w: Float[Array, "k n"]) -> Float[Array, "m n"
 class RMSNorm(nnx.Module):
     """Root-mean-square normalisation over the last axis."""
 
-    def __init__(self, size: int, *, eps: float = 1e-6, dtype: Any = jnp.float32):
+    def __init__(
+        self, size: int, *, eps: float = 1e-6, dtype: Any = jnp.float32
+    ):
         self.weight = nnx.Param(jnp.ones(size, dtype))
         self.eps = eps
 
-    def __call__(self, x: Float[Array, "*rest size"]) -> Float[Array, "*rest size"]:
+    def __call__(
+        self, x: Float[Array, "*rest size"]
+    ) -> Float[Array, "*rest size"]:
         """Normalise; the statistics are float32."""
         wide = x.astype(jnp.float32)
         mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
@@ -109,7 +117,9 @@ class RMSNorm(nnx.Module):
 # Positions are angles
 # --------------------
 
-def rope_frequencies(rope: RopeConfig, head_dim: int) -> tuple[np.ndarray, float]:
+def rope_frequencies(
+    rope: RopeConfig, head_dim: int
+) -> tuple[np.ndarray, float]:
     """The angle per token of each pair, and a factor for cos and sin.
 
     Returns:
@@ -390,11 +400,17 @@ class Transformer(nnx.Module):
         table = (config.vocab_size, config.hidden_size)
         self.embed_tokens = nnx.Param(normal(rngs.params(), table, dtype))
         options = dict(dtype=dtype, rngs=rngs)
-        layers = [Layer(config, **options) for _ in range(config.num_hidden_layers)]
+        layers = [
+            Layer(config, **options) for _ in range(config.num_hidden_layers)
+        ]
         self.layers = module_list(layers)
-        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype)
+        self.norm = RMSNorm(
+            config.hidden_size, eps=config.rms_norm_eps, dtype=dtype
+        )
         tied = config.tie_word_embeddings
-        self.lm_head = None if tied else nnx.Param(normal(rngs.params(), table, dtype))
+        self.lm_head = (
+            None if tied else nnx.Param(normal(rngs.params(), table, dtype))
+        )
 
     def __call__(
         self,
@@ -415,7 +431,9 @@ class Transformer(nnx.Module):
         report (2025), section 2; `transformers` is matched to rounding.
         """
         if positions is None:
-            positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+            positions = jnp.broadcast_to(
+                jnp.arange(tokens.shape[1]), tokens.shape
+            )
         by = rotation(self.config.rope, self.config.head_dim, positions)
         x, tapped = self.embed_tokens[...][tokens], {}
         for i, layer in enumerate(self.layers):
@@ -432,7 +450,9 @@ class Transformer(nnx.Module):
         exact = jax.lax.Precision.HIGHEST if flat.dtype == jnp.float32 else None
         # not head.T: XLA's CPU compiler would transpose 113 MB at every step
         both_last = (((1,), (1,)), ((), ()))
-        scores = jax.lax.dot_general(flat, head[...], both_last, precision=exact)
+        scores = jax.lax.dot_general(
+            flat, head[...], both_last, precision=exact
+        )
         return scores.astype(jnp.float32).reshape(*hidden.shape[:-1], -1)
 
 
@@ -444,7 +464,9 @@ def module_list(modules: list) -> Any:
 # Real weights
 # ------------
 
-def from_checkpoint(checkpoint: Checkpoint, dtype: Any = "float32") -> Transformer:
+def from_checkpoint(
+    checkpoint: Checkpoint, dtype: Any = "float32"
+) -> Transformer:
     """A model with a checkpoint's weights.
 
     Args:
@@ -483,7 +505,9 @@ def parameter_name(path: tuple[str | int, ...]) -> str:
     return name if name == "lm_head.weight" else "model." + name
 
 
-def read_parameter(tensors: Any, name: str, shape: tuple[int, ...]) -> np.ndarray:
+def read_parameter(
+    tensors: Any, name: str, shape: tuple[int, ...]
+) -> np.ndarray:
     """One parameter in this package's layout: linear weights (in, out)."""
     if name not in tensors:
         raise UserError(f"The checkpoint has no tensor {name}. Fetch it again.")
