@@ -84,7 +84,7 @@ book: ## the web pages, in build/html/
 
 bench: ## speed, beside other libraries
 	$(call setup,.venv,test)
-	$(PY) tools/bench.py
+	$(PY) -m bench
 
 address: ## change the repository's public address everywhere (URL=https://github.com/…)
 	$(call setup,.venv,test)

@@ -55,6 +55,7 @@ import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -273,8 +274,11 @@ def locate_wheel(requirement: str) -> tuple[str, str]:
     Raises:
         UserError: pip is missing or old, or finds no such wheel.
     """
-    version = re.search(r"\d+\.\d+", _pip("--version"))
-    if tuple(map(int, version[0].split("."))) < (25, 1):
+    try:
+        version = metadata.version("pip").split(".")
+    except metadata.PackageNotFoundError:
+        raise UserError("pip is not installed beside this Python.") from None
+    if (int(version[0]), int(version[1])) < (25, 1):
         raise UserError("This pip cannot tell where a wheel lies.")
     ask = "install --dry-run --ignore-installed --report -".split()
     report = _pip(*ask, requirement)

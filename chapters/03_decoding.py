@@ -210,10 +210,10 @@ def truncate(
     """
     order = jnp.argsort(-logits, axis=-1)
     scores = jnp.take_along_axis(logits, order, axis=-1)
-    scores = (scores - scores[:, :1]) / sampling.temperature[:, None]
     last = jnp.minimum(sampling.top_k, scores.shape[-1])[:, None] - 1
-    kth = jnp.take_along_axis(scores, last, axis=-1)
-    scores = jnp.where(scores >= kth, scores, -jnp.inf)
+    kept = scores >= jnp.take_along_axis(scores, last, axis=-1)
+    scores = (scores - scores[:, :1]) / sampling.temperature[:, None]
+    scores = jnp.where(kept, scores, -jnp.inf)
     probabilities = jax.nn.softmax(scores, axis=-1)
     before = jnp.cumsum(probabilities, axis=-1) - probabilities
     top_p = sampling.top_p[:, None]
@@ -556,6 +556,8 @@ def encode_prompt(
         prompt = [{"role": "user", "content": prompt}]
     if isinstance(prompt, str):
         ids = tokenizer.encode(prompt)
+    elif isinstance(prompt, list) and not prompt:
+        ids = []
     elif _all_are(prompt, dict):
         opening = [{"role": "system", "content": system}] if system else []
         text = tokenizer.chat([*opening, *prompt])

@@ -11,7 +11,7 @@ edit the chapter, not this file.
 import math
 import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -228,20 +228,27 @@ def attention(
     """
     batch, queries, heads, size = q.shape
     exact = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
-    grouped = q.reshape(batch, queries, k.shape[1], -1, size)
-    scores = jnp.einsum("bthgd,bhsd->bhgts", grouped, k, precision=exact)
+    kv_heads = k.shape[1]
+    grouped = q.reshape(batch, queries, kv_heads, -1, size).swapaxes(1, 2)
+    grouped = grouped.reshape(batch, kv_heads, -1, size)
+    # q first: with k first, XLA's CPU compiler writes transposed copies of k, v
+    last, outer = ((3,), (3,)), ((0, 1), (0, 1))
+    scores = jax.lax.dot_general(grouped, k, (last, outer), precision=exact)
     scores = scores.astype(jnp.float32) * size**-0.5
-    seen = mask[:, None, None]
+    seen = jnp.repeat(mask, heads // kv_heads, axis=1)[:, None]
     lowest = jnp.finfo(scores.dtype).min
     weights = jax.nn.softmax(jnp.where(seen, scores, lowest), axis=-1)
     weights = jnp.where(seen, weights, 0).astype(v.dtype)
-    mixed = jnp.einsum("bhgts,bhsd->bthgd", weights, v, precision=exact)
+    rows = ((3,), (2,))
+    mixed = jax.lax.dot_general(weights, v, (rows, outer), precision=exact)
+    mixed = mixed.reshape(batch, kv_heads, queries, -1, size).swapaxes(1, 2)
     return mixed.reshape(q.shape)
 
 
 # The cache is a plug
 # -------------------
 
+@runtime_checkable
 class Cache(Protocol):
     """Where keys and values live; a pytree, passed through the forward pass."""
 

@@ -468,15 +468,6 @@ def test_interrupt_with_json_gives_a_whole_object(terminal, endless):
     assert record["statistics"]["new_tokens"] == len(record["tokens"])
 
 
-def test_interrupt_in_the_doctor(terminal):
-    session = terminal("doctor", JAX_PLATFORMS="cpu")
-    time.sleep(1)
-    session.type(CTRL_C)
-    code, shown, _ = session.end()
-    assert "Traceback" not in shown
-    assert code == 130 or "Nothing to mend" in shown
-
-
 # Compiled programs
 # -----------------
 

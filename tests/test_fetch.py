@@ -240,13 +240,6 @@ def test_fetch_from_an_index(use, cache):
     assert use.asked == asked, "the second time nobody is asked"
 
 
-def test_an_index_without_metadata_files(use, cache):
-    """Most mirrors are like this; the wheel comes once nevertheless."""
-    use.metadata = False
-    assert_fetched(cache)
-    assert use.sent == len(WHEEL)
-
-
 def test_an_index_without_digests(use, cache):
     use.digest, use.metadata = None, False
     assert_fetched(cache)

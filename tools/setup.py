@@ -69,8 +69,8 @@ def check_disk(folder: Path, needed_gb: float) -> None:
 def install(python: Path, target: str, constraints: Path | None, root: Path) -> None:
     command = [str(python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check",
                "-e", target]
-    if constraints:
-        command += ["-c", str(constraints)]
+    # a pip before 25.1 cannot say where a wheel lies without downloading it
+    command += ["-c", str(constraints)] if constraints else ["pip>=25.1"]
     pip = subprocess.Popen(command, cwd=root, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                            stderr=subprocess.STDOUT, text=True, errors="replace")
     lines = []
