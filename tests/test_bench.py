@@ -2,11 +2,13 @@
 
 import copy
 import json
+import sys
 
+import gguf
 import numpy as np
 import pytest
 
-from bench import ratios, report
+from bench import __main__ as driver, float32_gguf, peers, ratios, report
 from bench.__main__ import rotate
 
 committed = report.RESULTS / report.NAME
@@ -114,6 +116,118 @@ def test_the_plot_is_stable_and_says_what_it_shows(tmp_path):
     assert report.digest(MADE_UP) in first
 
 
+ANSWERS = {
+    "about": {"versions": {"jax": "1", "flax": "2", "numpy": "3", "transformers": "4",
+                           "torch": "5"}, "weight_bytes": 4_000_000, "cache_row_bytes": 8},
+    "prompt": {"ids": [5, 6, 7]}, "generate": {"seconds": 2.0, "tokens": [8, 9]},
+    "loop": {"prefill": 0.5, "decode": 1.5}, "steps": {"decode": 1.6}, "read": {"seconds": 0.25},
+    "product": {"operations": 1e9}, "batch": {"seconds": 0.75},
+    "compilations": {"longest": 2, "first_pass": {"16": 2}, "second_pass": 0},
+}  # fmt: skip
+
+
+def test_a_worker_answers_line_by_line_and_its_end_is_told(tmp_path, monkeypatch):
+    """A library's own printing does not get between the answers."""
+    (tmp_path / "double.py").write_text(
+        f"import sys; sys.path.insert(0, {str(driver.BENCH)!r})\n"
+        "from serve import serve\n"
+        "def double(x): print('chatter'); return {'twice': 2 * x}\n"
+        "serve({'double': double})\n", "utf-8",
+    )  # fmt: skip
+    monkeypatch.setattr(driver, "BENCH", tmp_path)
+    monkeypatch.setattr(driver, "PARTIAL", tmp_path / "decoding.json")
+    worker = driver.Worker(sys.executable, "double")
+    try:
+        assert [worker.ask("double", x=x)["twice"] for x in (3, 4)] == [6, 8]
+        with pytest.raises(driver.Failed, match="double.log"):
+            worker.ask("no such thing")
+        assert "chatter" in worker.log.read_text("utf-8")
+    finally:
+        worker.close()
+
+
+def test_a_float32_gguf_has_the_same_values_and_settings(tmp_path):
+    values = np.arange(64, dtype=np.float32).reshape(2, 32) / 64
+    packed = gguf.quantize(values, gguf.GGMLQuantizationType.Q4_1)
+    source, target = tmp_path / "packed.gguf", tmp_path / "plain.gguf"
+    writer = gguf.GGUFWriter(source, "llama")
+    writer.add_block_count(7)
+    writer.add_token_list(["a", "b"])
+    writer.add_tensor("token_embd.weight", packed, raw_dtype=gguf.GGMLQuantizationType.Q4_1)
+    for step in ("header", "kv_data", "tensors"):
+        getattr(writer, f"write_{step}_to_file")()
+    writer.close()
+    float32_gguf.write(source, target)
+    found = gguf.GGUFReader(target)
+    assert found.fields["llama.block_count"].contents() == 7
+    assert found.fields["tokenizer.ggml.tokens"].contents() == ["a", "b"]
+    (tensor,) = found.tensors
+    assert tensor.tensor_type == gguf.GGMLQuantizationType.F32
+    # a Q4_1 block of 32 values in [0, 1) has steps of a fifteenth of its range
+    assert np.abs(tensor.data - values).max() <= 0.5 * (31 / 64) / 15 + 1e-3
+    assert list(tmp_path.glob("*.part")) == []
+
+
+@pytest.fixture
+def rehearsal(tmp_path, monkeypatch):
+    """The driver with workers that answer at once; returns their questions."""
+    asked = []
+
+    class Answering:
+        def __init__(self, python, script, *arguments):
+            self.script = script
+
+        def ask(self, do, **request):
+            asked.append((self.script, do))
+            return copy.deepcopy(ANSWERS[do])
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(driver, "Worker", Answering)
+    monkeypatch.setattr(driver, "use_cores", lambda count: count)
+    monkeypatch.setattr(driver, "float32_file", lambda: tmp_path / "model.gguf")
+    monkeypatch.setattr(driver, "load_seconds", lambda: 3.0)
+    monkeypatch.setattr(driver, "command", lambda: {"first_text": 4.0, "peak_bytes": 10**9})
+    monkeypatch.setattr(peers, "set_up", lambda: {"transformers": "", "llama.cpp": "no compiler"})
+    monkeypatch.setattr(driver, "PARTIAL", tmp_path / "build" / "decoding.json")
+    options = ["bench", "--rounds", "4", "--tokens", "2", "--output", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", options)
+    return asked
+
+
+def test_the_driver_takes_turns_and_writes_complete_results(rehearsal, tmp_path, capsys):
+    assert driver.main() == 0
+    results = json.loads((tmp_path / report.NAME).read_text("utf-8"))
+    assert results["complete"] and results["rounds"] == 4
+    assert all(len(values) == 4 for values in results["seconds"].values())
+    assert "no compiler" in capsys.readouterr().out
+    assert report.digest(results) in (tmp_path / report.PLOT).read_text("utf-8")
+    timed = rehearsal[rehearsal.index(("worker_dflash_lite", "compilations")) + 1 :]
+    ours, theirs = ("worker_dflash_lite", "generate"), ("worker_transformers", "generate")
+    first_round, second_round = timed[:5], timed[5:10]
+    assert first_round[:2] == [ours, theirs] and second_round[0] == theirs
+    assert sorted(first_round) == sorted(second_round)
+
+
+def test_ctrl_c_keeps_what_there_is(rehearsal, tmp_path, monkeypatch, capsys):
+    """In the third round; the committed results stay as they are."""
+    answer, count = driver.Worker.ask, [0]
+
+    def interrupted(self, do, **request):
+        count[0] += do == "read"
+        if count[0] == 3:
+            raise KeyboardInterrupt
+        return answer(self, do, **request)
+
+    monkeypatch.setattr(driver.Worker, "ask", interrupted)
+    assert driver.main() == 130
+    kept = json.loads(driver.PARTIAL.read_text("utf-8"))
+    assert kept["rounds"] == 2 and not kept["complete"]
+    assert not (tmp_path / report.NAME).exists()
+    assert "Interrupted" in capsys.readouterr().err
+
+
 @pytest.fixture
 def site(tmp_path, monkeypatch):
     """A repository of one page that shows made-up results."""
@@ -143,10 +257,3 @@ def test_an_interrupted_run_is_refused(site):
     (site.parent / report.NAME).write_text(json.dumps(MADE_UP | {"complete": False}), "utf-8")
     with pytest.raises(ValueError, match="interrupted"):
         report.stale()
-
-
-def test_the_pages_show_the_committed_results():
-    """`make bench` measures; `python -m bench.report` writes the pages."""
-    assert committed.exists(), "bench/results/decoding.json is missing: run make bench"
-    assert report.stale() == []
-    assert "<!-- bench:decoding -->" in (report.ROOT / "README.md").read_text("utf-8")
