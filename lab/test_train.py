@@ -1,0 +1,122 @@
+import json
+import os
+import signal
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import train_target as t
+from flax import nnx
+
+from dflash_lite.transformer import Transformer
+
+SMALL = replace(
+    t.TINY, hidden_size=32, intermediate_size=64, num_hidden_layers=4,
+    num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(t, "TINY", SMALL)
+    monkeypatch.setattr(t, "EVALUATION", {"math_fresh": 6})
+
+
+def arguments(folder, steps=6, **more):
+    words = {"folder": folder, "steps": steps, "rows": 2, "length": 128,
+             "grow-at": 3, "log-every": 1, "evaluate-every": 3, **more}  # fmt: skip
+    return [f"--{name}={value}" for name, value in words.items()]
+
+
+def losses(folder):
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+def test_a_resumed_run_has_the_same_losses(tmp_path):
+    t.main(arguments(tmp_path / "whole"))
+    t.main(arguments(tmp_path / "parts", **{"stop-after": 4}))
+    t.main(arguments(tmp_path / "parts"))
+    whole = losses(tmp_path / "whole")
+    assert len(whole) == 6 and whole[-1] < whole[0]
+    assert losses(tmp_path / "parts") == whole
+
+
+@pytest.mark.parametrize("stop", [2, 3])
+def test_a_run_resumes_before_and_at_its_growth(tmp_path, stop):
+    t.main(arguments(tmp_path / "whole"))
+    t.main(arguments(tmp_path / "parts", **{"stop-after": stop}))
+    t.main(arguments(tmp_path / "parts"))
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+
+
+def test_growth_changes_nothing_at_first():
+    few = replace(SMALL, num_hidden_layers=2)
+    graph, params = nnx.split(Transformer(few, rngs=nnx.Rngs(1)))
+    transform = t.optimizer(10, 1e-3)
+    state = transform.init(params)
+    more, _ = nnx.split(Transformer(SMALL, rngs=nnx.Rngs(2)))
+    grown, state = t.grow_run(params, state, 4)
+    tokens = jax.random.randint(jax.random.key(0), (1, 10), 5, 2048)
+    segments = jnp.zeros_like(tokens)
+    a = t.forward(graph, params, tokens, segments, jnp.float32)
+    b = t.forward(more, grown, tokens, segments, jnp.float32)
+    assert np.allclose(a, b, atol=1e-5)
+    size = len(jax.tree.leaves(grown))
+    assert len(jax.tree.leaves(state)) == 2 * size + 2
+
+
+def test_workers_make_the_same_batches(tmp_path):
+    t.main(arguments(tmp_path / "alone", steps=3))
+    t.main(arguments(tmp_path / "helped", steps=3, workers=1))
+    assert losses(tmp_path / "helped") == losses(tmp_path / "alone")
+
+
+def test_sigterm_saves_and_stops(tmp_path, monkeypatch):
+    real = t.make_batch
+
+    def batch(*args):
+        if args[-1] == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(*args)
+
+    monkeypatch.setattr(t, "make_batch", batch)
+    t.main(arguments(tmp_path))
+    assert t.read_notes(tmp_path / "state.safetensors")["step"] == 3
+    assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])[
+        "event"
+    ] == "stop"
+
+
+def test_other_settings_are_refused(tmp_path):
+    t.main(arguments(tmp_path, **{"stop-after": 1}))
+    with pytest.raises(ValueError, match="another folder"):
+        t.main(arguments(tmp_path, steps=7))
+
+
+def test_packed_chats_do_not_see_each_other():
+    graph, params = nnx.split(Transformer(SMALL, rngs=nnx.Rngs(1)))
+    tokens = jax.random.randint(jax.random.key(0), (1, 10), 5, 2048)
+    segments = jnp.array([[0] * 4 + [1] * 6])
+    both = t.forward(graph, params, tokens, segments, jnp.float32)
+    other = tokens.at[0, 1].add(1)
+    changed = t.forward(graph, params, other, segments, jnp.float32)
+    assert np.allclose(both[:, 4:], changed[:, 4:], atol=1e-6)
+    assert not np.allclose(both[:, 1:4], changed[:, 1:4], atol=1e-4)
+    plain = Transformer(SMALL, rngs=nnx.Rngs(1))
+    alone = plain.logits(plain(tokens[:, 4:]).hidden)
+    assert np.allclose(both[:, 4:], alone, atol=1e-4)
+
+
+def test_exact_matches_counts_whole_examples():
+    tokens = np.array([[5, 6, 7, 8, 9, 10, 11, 0]] * 4)
+    answers = np.array([[0, 1, 1, 0, 1, 1, 1, 0]] * 4)
+    segments = np.array([[1, 1, 1, 2, 2, 2, 2, 0]] * 4)
+    right = np.roll(tokens, -1, axis=1)
+    wrong = right.copy()
+    wrong[0, 0] = 99  # one token of one response
+    wrong[:, 2] = 99  # a prompt's token does not count
+    assert t.exact_matches(lambda *_: right, None, tokens, answers, segments) == 1
+    assert t.exact_matches(lambda *_: wrong, None, tokens, answers, segments) == 7 / 8
