@@ -81,50 +81,87 @@ for (
     print(f"{name:22}{getattr(config, name):>6}")
 
 # %% [markdown]
-# ## A matrix product, flattened
+# ## One product, and how many rows it has
 #
-# Our linear layer keeps its weight as (in, out), the transpose of the Hub's
-# custom, and makes its input two-dimensional before the product. Both are
-# choices for speed: XLA has better code for this case, above all for the
-# gradients of chapter 7.
+# A linear layer is a matrix product. The weight is stored as the Hub stores
+# it, one row for each output, and all tokens of all texts are the rows of one
+# matrix.
+#
+# How many rows that is decides what the processor does. With one row, each
+# weight is used once, and reading it takes the time. With hundreds, each is
+# used hundreds of times, and computing takes the time. In between lie the 8 or
+# 16 guesses that a model verifies at once, and there XLA's CPU compiler takes
+# the wrong tool: it rearranges the weight in memory before it computes. A
+# product of *two* matrices at a time goes to another library, which does not.
+# So with a few rows we cut the weight into halves: the same sums, in about
+# 60% of the time.
 #
 # Accelerators multiply float32 matrices in reduced precision unless they are
 # told otherwise. We tell them: who asks for float32 gets float32.
 
 
 # %% tags=["export"]
+FEW_ROWS = 64  # up to here, halves are quicker on a CPU
+
+
+def matmul(
+    x: Float[Array, "m k"], w: Float[Array, "n k"]
+) -> Float[Array, "m n"]:
+    """x Wᵀ, in the full precision of its type on every device."""
+    exact = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    rows, outputs = x.shape[0], w.shape[0]
+    if not 1 < rows <= FEW_ROWS or outputs % 2:
+        both_last = (((1,), (1,)), ((), ()))
+        return jax.lax.dot_general(x, w, both_last, precision=exact)
+    halves = w.reshape(2, outputs // 2, -1)
+    twice = jnp.broadcast_to(x, (2, *x.shape))
+    each = (((2,), (2,)), ((0,), (0,)))
+    y = jax.lax.dot_general(halves, twice, each, precision=exact)
+    return y.reshape(outputs, rows).T
+
+
+# %% [markdown]
+# The query, the key and the value of a token are three products with the same
+# input. Each product that the cores share costs them some 40 microseconds to
+# agree on, so we stack the three weights and compute one; likewise the two
+# of the MLP. `Linear` therefore takes several sizes, and returns one array for
+# each.
+
+
+# %% tags=["export"]
 class Linear(nnx.Module):
-    """y = x W + b, with W stored as (inputs, outputs)."""
+    """y = x Wᵀ + b; with several sizes of output, one stacked product."""
 
     def __init__(
         self,
         inputs: int,
-        outputs: int,
-        *,
+        *outputs: int,
         bias: bool = False,
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        normal = nnx.initializers.normal(0.02)
-        self.weight = nnx.Param(normal(rngs.params(), (inputs, outputs), dtype))
-        self.bias = nnx.Param(jnp.zeros(outputs, dtype)) if bias else None
+        shape, normal = (sum(outputs), inputs), nnx.initializers.normal(0.02)
+        self.outputs = outputs
+        self.weight = nnx.Param(normal(rngs.params(), shape, dtype))
+        self.bias = nnx.Param(jnp.zeros(shape[0], dtype)) if bias else None
 
     def __call__(
         self, x: Float[Array, "*rest inputs"]
-    ) -> Float[Array, "*rest outputs"]:
-        """Apply to the last axis."""
+    ) -> tuple[Float[Array, "*rest _"], ...]:
+        """Apply to the last axis; one array for each size of output."""
         y = matmul(x.reshape(-1, x.shape[-1]), self.weight[...])
         y = y if self.bias is None else y + self.bias[...]
-        return y.reshape(*x.shape[:-1], -1)
+        y = y.reshape(*x.shape[:-1], -1)
+        ends = np.cumsum(self.outputs)[:-1]
+        return tuple(jnp.split(y, ends, axis=-1))
 
 
-def matmul(
-    x: Float[Array, "m k"], w: Float[Array, "k n"]
-) -> Float[Array, "m n"]:
-    """A matrix product in the full precision of its type, on every device."""
-    exact = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    return jnp.matmul(x, w, precision=exact)
-
+# %%
+x = jax.random.normal(jax.random.key(1), (8, 64))
+pair = Linear(64, 4, 6, rngs=nnx.Rngs(0))
+a, b = pair(x)
+assert (a.shape, b.shape) == ((8, 4), (8, 6))
+assert np.allclose(jnp.hstack([a, b]), x @ pair.weight[...].T, atol=1e-6)
 
 # %% [markdown]
 # ## RMSNorm
@@ -426,7 +463,7 @@ class NoCache(NamedTuple):
 # %% [markdown]
 # The layer's own part is short. Qwen3 normalises each head's q and k before
 # they turn; Llama does not. The attributes carry the Hub's names, so that
-# loading needs no table.
+# loading needs next to no table.
 
 
 # %% tags=["export"]
@@ -441,23 +478,22 @@ class Attention(nnx.Module):
         queries = c.num_attention_heads * c.head_dim
         keys = c.num_key_value_heads * c.head_dim
         options = dict(bias=c.attention_bias, dtype=dtype, rngs=rngs)
-        self.q_proj = Linear(c.hidden_size, queries, **options)
-        self.k_proj = Linear(c.hidden_size, keys, **options)
-        self.v_proj = Linear(c.hidden_size, keys, **options)
+        self.qkv_proj = Linear(c.hidden_size, queries, keys, keys, **options)
         self.o_proj = Linear(queries, c.hidden_size, **options)
         norms = c.model_type == "qwen3"
         norm = dict(eps=c.rms_norm_eps, dtype=dtype)
         self.q_norm = RMSNorm(c.head_dim, **norm) if norms else None
         self.k_norm = RMSNorm(c.head_dim, **norm) if norms else None
 
-    def heads(
-        self, x: Float[Array, "batch tokens hidden"], part: str
-    ) -> Float[Array, "batch tokens heads head_dim"]:
-        """Project to the heads of "q", "k" or "v", normalised where it is."""
-        y = getattr(self, f"{part}_proj")(x)
-        y = y.reshape(*x.shape[:2], -1, self.head_dim)
-        norm = getattr(self, f"{part}_norm", None)
-        return y if norm is None else norm(y)
+    def project(
+        self, x: Float[Array, "batch tokens hidden"], by: Rotation
+    ) -> tuple[Float[Array, "batch tokens _ head_dim"], ...]:
+        """The heads of q, k and v; q and k normalised, where so, and turned."""
+        split = (*x.shape[:2], -1, self.head_dim)
+        q, k, v = (y.reshape(split) for y in self.qkv_proj(x))
+        q = q if self.q_norm is None else self.q_norm(q)
+        k = k if self.k_norm is None else self.k_norm(k)
+        return rotate(q, by), rotate(k, by), v
 
     def __call__(
         self,
@@ -468,9 +504,10 @@ class Attention(nnx.Module):
         cache: Cache,
     ) -> tuple[Float[Array, "batch tokens hidden"], Cache]:
         """Attend through the cache; return the result and the new cache."""
-        q, k = rotate(self.heads(x, "q"), by), rotate(self.heads(x, "k"), by)
-        mixed, cache = cache.attend(layer, q, k, self.heads(x, "v"), positions)
-        return self.o_proj(mixed.reshape(*x.shape[:2], -1)), cache
+        q, k, v = self.project(x, by)
+        mixed, cache = cache.attend(layer, q, k, v, positions)
+        (y,) = self.o_proj(mixed.reshape(*x.shape[:2], -1))
+        return y, cache
 
 
 # %% [markdown]
@@ -494,15 +531,16 @@ class MLP(nnx.Module):
     ):
         hidden, wide = config.hidden_size, config.intermediate_size
         options = dict(bias=config.mlp_bias, dtype=dtype, rngs=rngs)
-        self.gate_proj = Linear(hidden, wide, **options)
-        self.up_proj = Linear(hidden, wide, **options)
+        self.gate_up_proj = Linear(hidden, wide, wide, **options)
         self.down_proj = Linear(wide, hidden, **options)
 
     def __call__(
         self, x: Float[Array, "*rest hidden"]
     ) -> Float[Array, "*rest hidden"]:
         """Apply to each position alone."""
-        return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = self.gate_up_proj(x)
+        (y,) = self.down_proj(jax.nn.silu(gate) * up)
+        return y
 
 
 # %% [markdown]
@@ -625,13 +663,8 @@ class Transformer(nnx.Module):
         """Scores of the next token, in float32, from `Output.hidden`."""
         head = self.embed_tokens if self.lm_head is None else self.lm_head
         flat = hidden.reshape(-1, hidden.shape[-1])
-        exact = jax.lax.Precision.HIGHEST if flat.dtype == jnp.float32 else None
-        # not head.T: XLA's CPU compiler would transpose 113 MB at every step
-        both_last = (((1,), (1,)), ((), ()))
-        scores = jax.lax.dot_general(
-            flat, head[...], both_last, precision=exact
-        )
-        return scores.astype(jnp.float32).reshape(*hidden.shape[:-1], -1)
+        scores = matmul(flat, head[...]).astype(jnp.float32)
+        return scores.reshape(*hidden.shape[:-1], -1)
 
 
 def module_list(modules: list) -> Any:
@@ -644,8 +677,8 @@ def module_list(modules: list) -> Any:
 #
 # A model of 135 million random numbers would be made only to be thrown away.
 # `nnx.eval_shape` builds the modules with shapes instead of arrays; then each
-# parameter is looked up by its path, which is its name on the Hub. Linear
-# weights are turned round on the way.
+# parameter is looked up by its path, which is its name on the Hub; stacked
+# weights are put together on the way.
 
 
 # %% tags=["export"]
@@ -668,13 +701,20 @@ def from_checkpoint(
     )
     graph, state = nnx.split(model)
     flat = dict(nnx.to_flat_state(state))
-    names = {path: parameter_name(path) for path in flat}
-    unused = checkpoint.tensors.keys() - names.values()
-    unused = {n for n in unused if not n.endswith(IGNORED_TENSORS)}
+    parts = {
+        path: parameter_parts(path, param.shape, checkpoint.config)
+        for path, param in flat.items()
+    }
+    used = {name for shapes in parts.values() for name in shapes}
+    unused = {
+        name
+        for name in checkpoint.tensors.keys() - used
+        if not name.endswith(IGNORED_TENSORS)
+    }
     if unused:
         raise UserError(f"The model has no place for the tensor {min(unused)}.")
     for path, param in flat.items():
-        array = read_parameter(checkpoint.tensors, names[path], param.shape)
+        array = read_parameter(checkpoint.tensors, parts[path])
         flat[path] = param.replace(jnp.asarray(array, dtype))
     return nnx.merge(graph, nnx.from_flat_state(flat))
 
@@ -683,26 +723,50 @@ def from_checkpoint(
 IGNORED_TENSORS = ("inv_freq", "rope_freqs.weight", "lm_head.weight")
 
 
-def parameter_name(path: tuple[str | int, ...]) -> str:
-    """A parameter's name on the Hub, from its path in the model."""
+def parameter_parts(
+    path: tuple[str | int, ...], shape: tuple[int, ...], config: ModelConfig
+) -> dict[str, tuple[int, ...]]:
+    """The Hub's tensors that one parameter stacks, in order, and their shapes.
+
+    Args:
+        path: where the parameter lies in the model.
+        shape: of the whole parameter.
+    """
     name = ".".join(map(str, path))
     name = name if name.endswith((".weight", ".bias")) else name + ".weight"
-    return name if name == "lm_head.weight" else "model." + name
+    name = name if name == "lm_head.weight" else "model." + name
+    keys = config.num_key_value_heads * config.head_dim
+    queries, wide = config.num_attention_heads * config.head_dim, shape[0] // 2
+    stacks = {
+        "qkv_proj": {"q_proj": queries, "k_proj": keys, "v_proj": keys},
+        "gate_up_proj": {"gate_proj": wide, "up_proj": wide},
+    }
+    for stack, rows in stacks.items():
+        if stack in path:
+            return {
+                name.replace(stack, part): (count, *shape[1:])
+                for part, count in rows.items()
+            }
+    return {name: shape}
 
 
 def read_parameter(
-    tensors: Any, name: str, shape: tuple[int, ...]
+    tensors: Any, parts: dict[str, tuple[int, ...]]
 ) -> np.ndarray:
-    """One parameter in this package's layout: linear weights (in, out)."""
-    if name not in tensors:
-        raise UserError(f"The checkpoint has no tensor {name}. Fetch it again.")
-    array = tensors[name]
-    array = array.T if name.endswith("_proj.weight") else array
-    if array.shape != shape:
-        raise UserError(
-            f"{name} has the shape {array.shape}, the config says {shape}."
-        )
-    return array
+    """One parameter, from the tensors that it stacks."""
+    arrays = []
+    for name, shape in parts.items():
+        if name not in tensors:
+            raise UserError(
+                f"The checkpoint has no tensor {name}. Fetch it again."
+            )
+        arrays.append(tensors[name])
+        if arrays[-1].shape != shape:
+            raise UserError(
+                f"{name} has the shape {arrays[-1].shape}, the config says "
+                f"{shape}."
+            )
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 # %% [markdown]

@@ -148,6 +148,23 @@ print(repr(cut.stdout), repr(cut.stderr))
 # Python turns the signals into exceptions: `KeyboardInterrupt` and
 # `BrokenPipeError`. We turn them back into codes.
 #
+# Who is impatient presses Ctrl-C twice, and the second exception would hit us
+# while we handle the first. So it is raised once.
+
+
+# %% tags=["export"]
+def interrupt_once() -> None:
+    """Let the first Ctrl-C raise KeyboardInterrupt; ignore all that follow."""
+
+    def interrupt(*_: Any) -> NoReturn:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+
+
+# %% [markdown]
 # After a signal, other threads may still be busy. `leave` does not wait.
 
 
@@ -173,7 +190,6 @@ def exit_codes() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # once is enough
         say("dflash-lite: interrupted")
         leave(128 + signal.SIGINT)
     except BrokenPipeError:
@@ -481,7 +497,6 @@ def follow(news: Iterator[News], quiet: bool) -> Any:
                 status.stop()
                 print(item.piece, end="", flush=True)
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # once is enough
         if last is None:
             raise
     finally:
@@ -889,7 +904,8 @@ def doctor(
     """Say what this machine has, and what to mend."""
     with exit_codes():
         silence()
-        report, problems = examine()
+        findings = in_background(look() for look in [examine])
+        report, problems = next(findings)
         if as_object:
             found = [problem._asdict() for problem in problems]
             print(json.dumps(report | {"problems": found}))
@@ -914,6 +930,7 @@ def doctor(
 # %% tags=["export"]
 def main() -> None:
     """The command `dflash-lite`; it ends the process."""
+    interrupt_once()
     prepare_output()
     app(prog_name="dflash-lite")
 

@@ -31,6 +31,7 @@ from rich.console import Console
 __all__ = [
     "say",
     "prepare_output",
+    "interrupt_once",
     "leave",
     "exit_codes",
     "decode_text",
@@ -92,6 +93,17 @@ def prepare_output() -> None:
 # How a command ends
 # ------------------
 
+def interrupt_once() -> None:
+    """Let the first Ctrl-C raise KeyboardInterrupt; ignore all that follow."""
+
+    def interrupt(*_: Any) -> NoReturn:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+
+
 def leave(code: int) -> NoReturn:
     """End the process now, whatever its other threads are doing."""
     for stream in (sys.stdout, sys.stderr):
@@ -112,7 +124,6 @@ def exit_codes() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # once is enough
         say("dflash-lite: interrupted")
         leave(128 + signal.SIGINT)
     except BrokenPipeError:
@@ -319,7 +330,6 @@ def follow(news: Iterator[News], quiet: bool) -> Any:
                 status.stop()
                 print(item.piece, end="", flush=True)
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # once is enough
         if last is None:
             raise
     finally:
@@ -660,7 +670,8 @@ def doctor(
     """Say what this machine has, and what to mend."""
     with exit_codes():
         silence()
-        report, problems = examine()
+        findings = in_background(look() for look in [examine])
+        report, problems = next(findings)
         if as_object:
             found = [problem._asdict() for problem in problems]
             print(json.dumps(report | {"problems": found}))
@@ -679,5 +690,6 @@ def doctor(
 
 def main() -> None:
     """The command `dflash-lite`; it ends the process."""
+    interrupt_once()
     prepare_output()
     app(prog_name="dflash-lite")

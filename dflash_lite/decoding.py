@@ -11,7 +11,7 @@ edit the chapter, not this file.
 import functools
 import numbers
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -30,6 +30,8 @@ from dflash_lite.transformer import Transformer, attention
 
 __all__ = [
     "DenseCache",
+    "ordinal",
+    "highest",
     "Sampling",
     "truncate",
     "gumbel",
@@ -109,6 +111,31 @@ class DenseCache(NamedTuple):
 # From scores to a token
 # ----------------------
 
+def ordinal(x: Float[Array, "*shape"]) -> Int[Array, "*shape"]:
+    """An int32 for each float32, in the same order; both zeros give 0."""
+    x = jnp.where(x == 0, 0.0, x)
+    bits = jax.lax.bitcast_convert_type(x, jnp.int32)
+    return jnp.where(bits < 0, bits ^ jnp.int32(2**31 - 1), bits)
+
+
+def highest(
+    holds: Callable[[Int[Array, "batch"]], Bool[Array, "batch"]], batch: int
+) -> Int[Array, "batch"]:
+    """The largest int32 of which `holds` is true, for each row.
+
+    Args:
+        holds: true of small numbers, false of large ones. Where it is true of
+            none, the smallest int32 comes back.
+    """
+
+    def body(i: Int[Array, ""], found: Int[Array, "batch"]) -> Any:
+        higher = found + jnp.left_shift(jnp.int32(1), 31 - i)  # first: to 0
+        return jnp.where(holds(higher), higher, found)
+
+    lowest = jnp.full(batch, -(2**31), jnp.int32)
+    return jax.lax.fori_loop(0, 32, body, lowest)
+
+
 class Sampling(NamedTuple):
     """How tokens are drawn; one entry for each row of the batch."""
 
@@ -120,27 +147,29 @@ class Sampling(NamedTuple):
 
 def truncate(
     logits: Float[Array, "batch vocab"], sampling: Sampling
-) -> tuple[Float[Array, "batch vocab"], Int[Array, "batch vocab"]]:
-    """Apply temperature, top-k and top-p.
-
-    Returns:
-        The changed scores, largest first, with -inf for what was cut; and the
-        tokens they belong to.
+) -> Float[Array, "batch vocab"]:
+    """Apply temperature, top-k and top-p; what is cut becomes -inf.
 
     Source: TemperatureLogitsWarper, TopKLogitsWarper and TopPLogitsWarper of
     transformers, in its order. A tie at the k-th score keeps all that tie.
     """
-    order = jnp.argsort(-logits, axis=-1)
-    scores = jnp.take_along_axis(logits, order, axis=-1)
-    last = jnp.minimum(sampling.top_k, scores.shape[-1])[:, None] - 1
-    kept = scores >= jnp.take_along_axis(scores, last, axis=-1)
-    scores = (scores - scores[:, :1]) / sampling.temperature[:, None]
-    scores = jnp.where(kept, scores, -jnp.inf)
-    probabilities = jax.nn.softmax(scores, axis=-1)
-    before = jnp.cumsum(probabilities, axis=-1) - probabilities
-    top_p = sampling.top_p[:, None]
-    inside = ((before < top_p) | (top_p >= 1)).at[:, 0].set(True)
-    return jnp.where(inside, scores, -jnp.inf), order
+    order, batch = ordinal(logits), logits.shape[0]
+    reach = lambda at: order >= at[:, None]
+    kth = highest(lambda at: reach(at).sum(-1) >= sampling.top_k, batch)
+    best = jnp.max(logits, axis=-1, keepdims=True)
+    scores = (logits - best) / sampling.temperature[:, None]
+    scores = jnp.where(reach(kth), scores, -jnp.inf)
+
+    mass = jax.nn.softmax(scores, axis=-1)
+    held = lambda those: jnp.where(those, mass, 0).sum(-1)
+    edge = highest(lambda at: held(reach(at)) >= sampling.top_p, batch)
+    edge = jnp.minimum(edge, order.max(-1))[:, None]
+    above, tied = order > edge, order == edge
+    earlier = jnp.cumsum(tied, axis=-1) - tied
+    missing = (sampling.top_p - held(above))[:, None]
+    needed = (earlier == 0) | (earlier * mass < missing)
+    inside = above | (tied & needed) | (sampling.top_p >= 1)[:, None]
+    return jnp.where(inside, scores, -jnp.inf)
 
 
 def gumbel(
@@ -170,21 +199,16 @@ def choose(
     Args:
         logits: scores of the next token.
         positions: the position that the next token will have.
-        mode: "greedy"; "plain", temperature only; or "truncated", which sorts
-            the vocabulary at every step.
+        mode: "greedy"; "plain", temperature only; or "truncated".
     """
     if mode == "greedy":
         return jnp.argmax(logits, axis=-1)
     noise = gumbel(sampling.keys, positions, logits.shape[-1])
-    if mode == "plain":
-        below = logits - jnp.max(logits, axis=-1, keepdims=True)
-        return jnp.argmax(
-            below / sampling.temperature[:, None] + noise, axis=-1
-        )
-    scores, order = truncate(logits, sampling)
-    noise = jnp.take_along_axis(noise, order, axis=-1)
-    best = jnp.argmax(scores + noise, axis=-1, keepdims=True)
-    return jnp.take_along_axis(order, best, axis=-1)[:, 0]
+    if mode == "truncated":
+        return jnp.argmax(truncate(logits, sampling) + noise, axis=-1)
+    below = logits - jnp.max(logits, axis=-1, keepdims=True)
+    scores = below / sampling.temperature[:, None]
+    return jnp.argmax(scores + noise, axis=-1)
 
 
 # The loop on the device

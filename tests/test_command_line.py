@@ -4,6 +4,7 @@ Most tests use a tiny model that recites: whatever it is asked, it says `STORY`.
 nothing, each token is a unit vector, and the head turns each token into the next.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -21,7 +22,7 @@ import tokenizers
 from safetensors.numpy import save_file
 
 import dflash_lite
-from dflash_lite import command_line
+from dflash_lite import command_line, decoding
 from dflash_lite.checkpoints import PACKAGED, fetch
 
 COMMAND = str(Path(sys.executable).with_name("dflash-lite"))
@@ -122,16 +123,23 @@ def run(environment):
     return run
 
 
+# tests that run in the background ignore Ctrl-C, and children inherit that
+HEARS = sys.executable, "-c", (
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)  # fmt: skip
+
+
 class Terminal:
     """A process that has a terminal of its own, on the given channels."""
 
-    def __init__(self, arguments, environment, channels=("stdin", "stdout", "stderr"), columns=80):
+    def __init__(self, command, environment, channels=("stdin", "stdout", "stderr"), columns=80):
         self.master, slave = os.openpty()
         termios.tcsetwinsize(slave, (24, columns))
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         self.process = subprocess.Popen(
             # who leads a session and opens a terminal gets its Ctrl-C
-            ["sh", "-c", 'exec 3<>"$0"; exec "$@"', os.ttyname(slave), COMMAND, *arguments],
+            ["sh", "-c", 'exec 3<>"$0"; exec "$@"', os.ttyname(slave), *HEARS, *command],
             env=environment,
             start_new_session=True,
             **pipes | dict.fromkeys(channels, slave),
@@ -159,6 +167,13 @@ class Terminal:
     def type(self, keys):
         os.write(self.master, keys)
 
+    def interrupt(self):
+        """Press Ctrl-C, and hold it down for a while."""
+        with contextlib.suppress(OSError):  # it may have ended
+            for _ in range(30):
+                os.write(self.master, b"\x03")
+                time.sleep(0.01)
+
     def end(self):
         """The exit code, and what was shown and piped."""
         shown = self.read()
@@ -176,7 +191,8 @@ def terminal(environment):
     opened = []
 
     def start(*arguments, channels=("stdin", "stdout", "stderr"), columns=80, **variables):
-        opened.append(Terminal(arguments, environment | variables, channels, columns))
+        command = [COMMAND, *arguments] if arguments[0] == "generate" else arguments
+        opened.append(Terminal(command, environment | variables, channels, columns))
         return opened[-1]
 
     yield start
@@ -417,6 +433,25 @@ def test_progress_is_shown_on_a_terminal_only_and_goes_away(terminal, model):
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") > 0, "the cursor is back"
 
 
+DOWNLOAD = """
+import sys, time, dflash_lite.command_line as c
+def work():
+    yield c.News(stage="Starting")
+    time.sleep(1)
+    yield c.News(stage="")
+    time.sleep(1)
+    print("half|", end="", file=sys.stderr, flush=True)
+    time.sleep(1)
+    print("whole", file=sys.stderr)
+c.follow(c.in_background(work()), quiet=False)
+"""
+
+
+def test_progress_leaves_the_terminal_to_a_download(terminal):
+    _, shown, _ = terminal(sys.executable, "-c", DOWNLOAD).end()
+    assert "Starting" in shown and "half|whole" in shown
+
+
 def test_a_narrow_dumb_terminal_gets_plain_text(terminal, model):
     session = terminal("generate", "--model", model, "Hi", columns=20, TERM="dumb")
     code, shown, _ = session.end()
@@ -427,14 +462,11 @@ def test_a_narrow_dumb_terminal_gets_plain_text(terminal, model):
 # Ctrl-C
 # ------
 
-CTRL_C = b"\x03"
-
-
 @pytest.mark.parametrize("flags", [[], ["--json"]])
 def test_interrupt_while_it_starts(terminal, endless, flags):
     session = terminal("generate", "--model", endless, *flags, "Hi", channels=["stdin", "stderr"])
     session.read(until="Starting")
-    session.type(CTRL_C * 3)
+    session.interrupt()
     code, shown, piped = session.end()
     assert (code, piped) == (130, "")
     assert shown.count("interrupted") == 1 and "Traceback" not in shown
@@ -445,7 +477,7 @@ def test_interrupt_in_an_answer_keeps_what_was_said(terminal, endless):
     flags = ["--model", endless, "--max-new-tokens", str(LONGEST)]
     session = terminal("generate", *flags, "Hi")
     session.read(until="Once upon")
-    session.type(CTRL_C)
+    session.interrupt()
     code, shown, _ = session.end()
     assert code == 130 and "Traceback" not in shown
     answer = shown.replace("^C", "").rsplit("\x1b[2K", 1)[1].replace("\r\n", "\n")
@@ -459,13 +491,40 @@ def test_interrupt_with_json_gives_a_whole_object(terminal, endless):
     session = terminal("generate", *flags, "Hi", channels=["stdin", "stderr"])
     session.read(until="Answering")
     time.sleep(2)  # compiling or answering by now: both must do
-    session.type(CTRL_C)
+    session.interrupt()
     code, shown, piped = session.end()
     record = json.loads(piped)
     assert code == 130 and "Traceback" not in shown
     assert record["finish_reason"] == "interrupted" and len(record["tokens"]) < LONGEST
     assert record["text"] == "".join(TOKENS[i] for i in record["tokens"])
     assert record["statistics"]["new_tokens"] == len(record["tokens"])
+
+
+BUSY = """
+import sys, time, dflash_lite.command_line as c
+def busy():
+    print("busy", file=sys.stderr, flush=True)
+    time.sleep(60)
+c.examine = busy
+c.main()
+"""
+
+
+def test_interrupt_of_the_doctor(terminal):
+    session = terminal(sys.executable, "-c", BUSY, "doctor")
+    session.read(until="busy")
+    session.interrupt()
+    code, shown, _ = session.end()
+    assert code == 130 and shown.count("interrupted") == 1 and "Traceback" not in shown
+
+
+def test_a_snapshot_does_not_grow():
+    statistics = decoding.Statistics(new_tokens=1)
+    generation = decoding.Generation([1], "Once", "interrupted", statistics)
+    copy = command_line.snapshot(generation)
+    generation.tokens.append(2)
+    statistics.new_tokens = 2
+    assert (copy.tokens, copy.statistics.new_tokens) == ([1], 1)
 
 
 # Compiled programs

@@ -1,6 +1,7 @@
 """Decoding: the sampler is exact, the cache changes nothing, limits hold."""
 
 import dataclasses
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -97,7 +98,8 @@ def by_definition(logits, temperature, top_k, top_p):
 
 
 LOGITS = st.lists(
-    st.sampled_from([0.0, 1.0, 1.0, 2.0, -3.0, -np.inf]) | st.floats(-20, 20, width=32),
+    st.sampled_from([0.0, -0.0, 1.0, 1.0, 2.0, -3.0, -np.inf])
+    | st.floats(-20, 20, width=32, allow_subnormal=False),  # XLA takes these for zeros
     min_size=1,
     max_size=12,
 ).filter(lambda xs: max(xs) > -np.inf)
@@ -111,6 +113,7 @@ LOGITS = st.lists(
 )
 @example([1.0, 1.0, 1.0, 0.0], 1.0, 2, 1.0)  # a tie at the k-th score
 @example([0.0, 0.0, 0.0, 0.0], 1.0, 20, 0.5)  # a tie at p
+@example([-0.0, 0.0, -1.0], 1.0, 1, 1.0)  # both zeros tie
 @example([2.0, -np.inf, 1.0], 1.0, 3, 1.0)  # k beyond what can be drawn
 @example([20.0, -20.0], 0.1, 20, 1.0)  # all mass on one, and no cut
 @settings(max_examples=300, deadline=None)
@@ -118,14 +121,12 @@ def test_truncate_by_its_definition(logits, temperature, top_k, top_p):
     padded = np.full(12, -np.inf, np.float32)  # one shape, one compilation
     padded[: len(logits)] = logits
     p, surely, perhaps = by_definition(padded, temperature, top_k, top_p)
-    scores, order = jax.jit(truncate)(
+    scores = jax.jit(truncate)(
         jnp.array(padded)[None], sampling(1, temperature, top_k, top_p)
     )
-    found = np.full(12, -np.inf)
-    found[np.asarray(order[0])] = np.asarray(scores[0], np.float64)
+    found = np.asarray(scores[0], np.float64)
     kept = found > -np.inf
     assert (surely <= kept).all() and (kept <= perhaps).all()
-    assert (np.diff(np.asarray(scores[0])[: kept.sum()]) <= 0).all(), "largest first"
     q = np.exp(found - found.max())
     expected = np.where(kept, p, 0)
     np.testing.assert_allclose(q / q.sum(), expected / expected.sum(), atol=1e-5)
@@ -235,7 +236,7 @@ def test_a_cut_to_one_token_is_greedy(tiny):
 
 
 def test_cuts_that_cut_nothing_change_nothing(tiny):
-    """A sorted vocabulary gives the draw of an unsorted one."""
+    """Truncation that keeps all gives the draw without truncation."""
     options = {"max_new_tokens": 16, "temperature": 1.0, "seed": 5}
     plain = generate(tiny, random_ids(5), **options)
     assert generate(tiny, random_ids(5), top_k=10**6, **options).tokens == plain.tokens
@@ -399,11 +400,11 @@ def test_what_lies_behind_the_length_does_not_matter(tiny):
 
 
 def test_positions_beyond_the_capacity_are_dropped(tiny):
-    model = tiny[0]
+    model, tokens = tiny[0], jnp.array([random_ids(8)])
+    run = jax.jit(lambda *args: model(*args).cache)
     cache = DenseCache.empty(model.config, 1, 8, jnp.float32)
-    tokens = jnp.array([random_ids(12)])
-    filled = model(tokens[:, :8], cache=cache).cache
-    again = model(tokens[:, 8:], jnp.arange(8, 12)[None], filled).cache
+    filled = run(tokens, jnp.arange(8)[None], cache)
+    again = run(tokens, jnp.arange(8, 16)[None], filled)
     for a, b in zip(jax.tree.leaves(filled), jax.tree.leaves(again), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -624,8 +625,9 @@ def test_numbers_of_numpy_are_settings(tiny):
 
 # Made once with jax 0.12 on x86, to compare other versions with: drawn tokens
 # have no other source. A token may differ only where two were almost equal.
-DRAWN = []
-DRAWN_SMOLLM2 = []
+DRAWN = [205, 130, 213, 54, 196, 98, 238, 145, 198, 254, 241, 161, 63, 140, 43, 38]
+DRAWN_SMOLLM2 = [28, 665, 592, 805, 216, 34, 32, 701, 281, 253, 3589, 30, 216, 33, 32, 282]
+DRAWN_SMOLLM2 += [601, 592, 2428, 351, 346, 30, 216, 34, 32, 929, 3156, 28, 665, 592, 805, 216]
 
 
 def assert_drawn(pair, ids, expected, **options):
@@ -638,11 +640,8 @@ def assert_drawn(pair, ids, expected, **options):
         if a != b:
             text = ids + expected[:step]
             row = scores(model, jnp.array([text]))[:, -1]
-            below, order = truncate(row, how)
             noise = gumbel(how.keys, jnp.array([len(text)]), row.shape[1])
-            sums = np.full(row.shape[1], -np.inf)
-            sums[np.asarray(order[0])] = np.asarray(below[0])
-            sums += np.asarray(noise[0])
+            sums = np.asarray(truncate(row, how) + noise)[0]
             assert abs(sums[a] - sums[b]) < 1e-3, f"token {step}: {a} for {b}"
             return
 
@@ -814,18 +813,16 @@ from jaxtyping import install_import_hook
 with install_import_hook("dflash_lite", "beartype.beartype"):
     import dflash_lite
     from dflash_lite import decoding, transformer
-for folder in sys.argv[1:]:
+ways = {}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 5, "top_p": 0.9}
+for folder, options in zip(sys.argv[1:], ways, strict=True):
     pair = dflash_lite.load(folder)
-    for options in ({}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 5, "top_p": 0.9}):
-        prompts = [[1, 2, 3], list(range(20))]
-        for one in (prompts, prompts[0], "text"):
-            dflash_lite.generate(*pair, one, max_new_tokens=6, **options)
-    stream = dflash_lite.generate(*pair, "text", max_new_tokens=6, stream=True)
+    prompts = [[1, 2, 3], list(range(20))]
+    stream = dflash_lite.generate(*pair, prompts, max_new_tokens=6, stream=True, **options)
     list(stream)
     output = pair[0](transformer.jnp.ones((2, 3), int), taps=(0, 1))
     pair[0].logits(output.hidden)
 try:
-    transformer.matmul(transformer.jnp.ones((2, 3)), transformer.jnp.ones((2, 3)))
+    transformer.matmul(transformer.jnp.ones((2, 3)), transformer.jnp.ones((3, 2)))
 except Exception as error:
     assert "jaxtyping" in type(error).__module__, error
 else:
@@ -835,12 +832,12 @@ else:
 
 def test_the_annotated_shapes_are_true(folder, tiny, qwen):
     """Every function is called with arrays of the shapes that it declares."""
-    pytest.importorskip("beartype", reason="an extra check, where beartype is installed")
-    source = Path(decoding.__file__).parent.parent
+    folders = [folder / name for name in ("tiny", "qwen", "tiny")]
     run = subprocess.run(
-        [sys.executable, "-c", CHECKED, folder / "tiny", folder / "qwen"],
+        [sys.executable, "-c", CHECKED, *folders],
         capture_output=True,
         text=True,
-        cwd=source,
+        cwd=Path(decoding.__file__).parent.parent,
+        env=os.environ | {"XLA_FLAGS": "--xla_backend_optimization_level=0"},  # compiles sooner
     )
     assert run.returncode == 0, run.stderr[-3000:]

@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from goldens import GOLDEN, read_golden
 
 import dflash_lite
+from dflash_lite.transformer import FEW_ROWS, Linear, matmul
 
 NAMES = sorted(path.stem for path in (GOLDEN / "checkpoints").glob("*.npz"))
 INPUTS = ["short", "long", "padded"]
@@ -92,3 +94,26 @@ def test_bfloat16_is_what_its_rounding_allows():
     found = np.asarray(logits)[0, data["short_positions"], ::16]
     error = abs(found - data["short_some_logits"]).max() / data["short_logits_largest"]
     assert 1e-4 < error < 0.06
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, FEW_ROWS, FEW_ROWS + 1])
+@pytest.mark.parametrize("outputs", [1, 6, 9])
+def test_matmul_for_any_number_of_rows(rows, outputs):
+    """One row, halves for a few, odd weights and large products: all the same sums."""
+    rng = np.random.default_rng([rows, outputs])
+    x, w = rng.standard_normal((rows, 40)), rng.standard_normal((outputs, 40))
+    found = jax.jit(matmul)(jnp.array(x, jnp.float32), jnp.array(w, jnp.float32))
+    np.testing.assert_allclose(found, x @ w.T, atol=2e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_linear_stacks_products_and_biases(rows):
+    layer = Linear(12, 6, 2, 4, bias=True, rngs=nnx.Rngs(1))
+    weight = np.asarray(layer.weight[...], np.float64)
+    bias = np.arange(12.0)
+    layer.bias = nnx.Param(jnp.asarray(bias, jnp.float32))
+    x = np.random.default_rng(rows).standard_normal((rows, 12))
+    whole = x @ weight.T + bias
+    found = layer(jnp.array(x, jnp.float32)[None])
+    for part, expected in zip(found, np.split(whole, [6, 8], axis=1), strict=True):
+        np.testing.assert_allclose(part[0], expected, atol=1e-5)
