@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".venv-peers"
 PEERS = {
-    "transformers": ["torch==2.13.0", "transformers==5.24.0", "gguf==0.19.0"],
+    "transformers": ["torch==2.13.0", "transformers==5.24.0", "gguf==0.19.0", "accelerate==1.15.0"],
     "llama.cpp": ["llama-cpp-python==0.3.36"],
 }
 # llama.cpp's programs are not used here, and are most of the compiling

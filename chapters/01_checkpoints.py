@@ -136,6 +136,9 @@ class Tensors(Mapping):
     def __getitem__(self, name: str) -> np.ndarray:
         return self.readers[name]()
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.readers  # the inherited one would read the array
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.readers)
 

@@ -19,6 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 import dflash_lite
 from dflash_lite.checkpoints import (
+    Tensors,
     UserError,
     fetch,
     hub_config,
@@ -101,6 +102,13 @@ def test_a_foreign_file_is_no_safetensors(copy, data):
     path.write_bytes(data)
     refused(path, "model.safetensors", "xpected", "fetch it again", read=read_safetensors)
     refused(copy, "model.safetensors", "xpected", "fetch it again")
+
+
+def test_looking_for_a_name_reads_no_array():
+    read = []
+    tensors = Tensors({"a": lambda: read.append("a") or np.zeros(1)})
+    assert "a" in tensors and "b" not in tensors and list(tensors) == ["a"] and not read
+    assert tensors["a"].shape == (1,) and read == ["a"]
 
 
 def test_a_missing_safetensors_file(folder):
