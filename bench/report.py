@@ -152,18 +152,48 @@ def batch_table(results: dict) -> str:
     return grid(header, rows)
 
 
-def table(results: dict) -> str:
-    """All of it, in Markdown."""
-    machine, found = results["machine"], results["compilations"]
-    first = ", ".join(f"{count} for {width}" for width, count in found["first_pass"].items())
+def task(results: dict) -> str:
+    """What each library had to do."""
+    return (
+        f"SmolLM2-135M, float32, batch 1: {results['new_tokens']} greedy tokens after a prompt of "
+        f"{results['prompt_tokens']}, {results['threads']} threads; the prompt's time is included."
+    )
+
+
+def method(results: dict) -> str:
+    """How ratios are taken."""
+    return (
+        f"{results['rounds']} rounds, in each of which the subjects take turns in another order. "
+        "Ratios are taken within a round; in brackets a 95% bootstrap interval of their median."
+    )
+
+
+def machine(results: dict) -> str:
+    """Where, with what, and when."""
+    about = results["machine"]
     bare = {k: v for k, v in results["versions"].items() if k in ("python", "flax", "numpy")}
     versions = ", ".join(f"{name} {version}" for name, version in bare.items())
+    return (
+        f"{about['processor']}, {about['cores']} cores, {about['system']}; {versions}; "
+        f"{results['date']}. `make bench` measures your machine."
+    )
+
+
+def short(results: dict) -> str:
+    """What fits a front page, in Markdown."""
+    return "\n\n".join(
+        [task(results), speed_table(results), method(results), machine(results)]
+    )
+
+
+def table(results: dict) -> str:
+    """All of it, in Markdown."""
+    found = results["compilations"]
+    first = ", ".join(f"{count} for {width}" for width, count in found["first_pass"].items())
     return "\n\n".join([
-        f"SmolLM2-135M, float32, batch 1: {results['new_tokens']} greedy tokens after a prompt of "
-        f"{results['prompt_tokens']}, {results['threads']} threads; the prompt's time is included.",
+        task(results),
         speed_table(results),
-        f"{results['rounds']} rounds, in each of which the subjects take turns in another order. "
-        "Ratios are taken within a round; in brackets a 95% bootstrap interval of their median.",
+        method(results),
         cost_table(results),
         "Reading the weights: the best of ten passes over an array of their size, sums by XLA and "
         "dot products by NumPy, with the same threads.",
@@ -173,16 +203,15 @@ def table(results: dict) -> str:
         f"Programs compiled for prompts of 1 to {found['longest']} tokens, by the width that they "
         f"are padded to: {first}; in a second pass {found['second_pass']}, and in the rounds above "
         f"{results['compiled_in_rounds']}.",
-        f"{machine['processor']}, {machine['cores']} cores, {machine['system']}; {versions}; "
-        f"{results['date']}. `make bench` measures your machine.",
+        machine(results),
     ])  # fmt: skip
 
 
 def block(results: dict, page: Path) -> str:
-    """What stands between the markers of a page."""
-    folder = "" if page.parent == ROOT else "../"
-    picture = f"![{ALT}]({folder}bench/results/{PLOT})"
-    return f"\n{table(results)}\n\n{picture}\n\n"
+    """What stands between the markers of a page: README.md has the short form."""
+    if page.name == "README.md":
+        return f"\n{short(results)}\n\n"
+    return f"\n{table(results)}\n\n![{ALT}](../bench/results/{PLOT})\n\n"
 
 
 def filled(text: str, results: dict, page: Path) -> str:

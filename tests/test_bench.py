@@ -11,8 +11,6 @@ import pytest
 from bench import __main__ as driver, float32_gguf, peers, ratios, report
 from bench.__main__ import rotate
 
-committed = report.RESULTS / report.NAME
-
 
 def test_ratios_are_taken_within_a_round():
     """The machine is three times slower in the second round; the ratio does not see it."""
@@ -96,6 +94,12 @@ def test_the_roofline_is_the_longer_of_both_times():
     assert report.predicted(MADE_UP, 1) == [0.5, 0.5]
     assert report.predicted(MADE_UP, 4) == [2.0, 2.0]
     assert rows(report.batch_table(MADE_UP))[3] == ["4", "2000", "3000", "1.5 (1.5 to 1.5)", "750"]
+
+
+def test_the_pages_show_the_committed_results():
+    assert report.stale() == [], "run python -m bench.report"
+    shown = [page.name for page in report.pages() if "<!-- bench:" in page.read_text("utf-8")]
+    assert shown == ["README.md", "benchmarks.md"]
 
 
 def test_a_page_is_filled_between_its_markers_only(tmp_path):
