@@ -20,6 +20,8 @@ setup = @python=$$(PYTHON='$(PYTHON)' VENV=$(1) sh tools/find_python.sh $(3)) &&
 	"$$python" tools/setup.py $(1) --extras "$(2)" $(4)
 pytest = -m pytest -q -n 2 --dist loadfile
 tests = $(pytest) --ignore tests/browser tests
+# what depends on the versions; the tools and the site are tested once
+package_tests = $(tests) $(foreach name,bench pipeline record_demo setup,--ignore tests/test_$(name).py)
 lax = $(pytest) --nbval-lax --nbval-current-env
 strict = $(pytest) --nbval --nbval-current-env --nbval-sanitize-with tools/sanitize.cfg
 
@@ -48,12 +50,12 @@ test: ## all that must pass, with the newest versions
 
 test-311: ## package tests and chapters on Python 3.11
 	$(call setup,.venv-311,test,3.11)
-	.venv-311/bin/python $(tests)
+	.venv-311/bin/python $(package_tests)
 	.venv-311/bin/python $(lax) chapters/*.py
 
 test-colab: ## package tests and chapters with the versions of Colab's TPU runtime
 	$(call setup,.venv-colab,test,3.13,--constraints $(CONSTRAINTS))
-	.venv-colab/bin/python $(tests)
+	.venv-colab/bin/python $(package_tests)
 	.venv-colab/bin/python $(lax) chapters/*.py
 
 test-browser: book ## the book in a real Chromium

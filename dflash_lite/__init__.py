@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     )
     from dflash_lite.transformer import Transformer, load
     from dflash_lite.decoding import DenseCache, Generation, generate
+    from dflash_lite.flash_attention import tiled_attention
 
 __all__ = [
     "Checkpoint",
@@ -32,6 +33,7 @@ __all__ = [
     "DenseCache",
     "Generation",
     "generate",
+    "tiled_attention",
 ]
 
 _MODULES = {
@@ -45,6 +47,7 @@ _MODULES = {
     "DenseCache": "decoding",
     "Generation": "decoding",
     "generate": "decoding",
+    "tiled_attention": "flash_attention",
 }
 
 
