@@ -14,6 +14,8 @@ export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0
 export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES := 0
 # Colab's debugger warns about Python 3.13 at each kernel's start.
 export PYDEVD_DISABLE_FILE_VALIDATION := 1
+# as it was written: neither make nor the shell reads it
+export DFLASH_LITE_PROMPT = $(value PROMPT)
 
 # $(call setup,folder,extras,Python versions,more options)
 setup = @python=$$(PYTHON='$(PYTHON)' VENV=$(1) sh tools/find_python.sh $(3)) && \
@@ -34,7 +36,7 @@ help: ## this list
 
 demo: ## a real language model answers a question (PROMPT="…" for yours)
 	$(call setup,.venv)
-	@.venv/bin/dflash-lite generate "$(PROMPT)"
+	@.venv/bin/dflash-lite generate -- "$$DFLASH_LITE_PROMPT"
 
 test: ## all that must pass, with the newest versions
 	$(call setup,.venv,book notebooks test)

@@ -88,7 +88,7 @@ def speed_table(results: dict) -> str:
     for name, reason in results["peers"].items():
         if reason:
             rows.append([name, reason.replace("|", "/"), "", "", ""])
-    header = ["library", "tokens/s", "range", "dflash_lite is so many times as fast",
+    header = ["library", "tokens/s", "range", "how many times as fast dflash_lite is",
               "tokens that differ from dflash_lite's"]  # fmt: skip
     return grid(header, rows)
 

@@ -549,6 +549,8 @@ def read_gguf(path: str | os.PathLike) -> tuple[dict[str, Any], Tensors]:
                 mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             )
         return _read_gguf(cursor)
+    except FileNotFoundError:
+        raise UserError(f"There is no file {path}. Check the path.") from None
     except (OSError, EOFError, ValueError, struct.error) as error:
         raise UserError(
             f"{path} cannot be read as GGUF: {error}. Expected a complete "
@@ -1410,8 +1412,8 @@ def fetch_hub(repo: str) -> Path:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(
             f"{repo!r} is no file or folder here, and the Hugging Face Hub "
-            f"did not give it: {reason[0]} Check the name and the network, or "
-            "pass a folder with config.json, tokenizer.json and safetensors."
+            f"did not give it ({reason[0]}). Check the name and the network, "
+            "or pass a folder with config.json, tokenizer.json and safetensors."
         ) from error
 
 

@@ -517,11 +517,11 @@ def summary(generation: Any) -> str:
     if cost.decode_tokens:
         line += f" in {cost.decode_seconds:.2f} s, "
         line += f"{cost.tokens_per_second:.1f} tokens per second"
-    line += f" (prompt {cost.prefill_seconds:.2f} s"
+    line += f", after {cost.prefill_seconds:.2f} s for the prompt"
     if cost.compile_seconds:
-        line += f", compiling {cost.compile_seconds:.2f} s"
+        line += f" and {cost.compile_seconds:.2f} s of compiling"
     ends = {"stop": "", "length": "; cut at the limit"}
-    return line + ")" + ends.get(generation.finish_reason, "; interrupted")
+    return line + ends.get(generation.finish_reason, "; interrupted")
 
 
 def as_json(generation: Any, settings: Settings) -> str:
@@ -578,15 +578,19 @@ def options(
 @app.command("generate")
 def generate_command(
     prompt: str = typer.Argument(
-        None, help="The prompt, or - for standard input."
+        None, help="The prompt (quoted), or - for standard input."
     ),
     model: str = typer.Option(
         "smollm2-135m", help="A name, a .gguf file, a folder, or a Hub id."
     ),
     max_new_tokens: int = typer.Option(256, min=0, help="At most so many."),
     temperature: float = typer.Option(0.0, help="0 takes the likeliest token."),
-    top_k: int = typer.Option(None, min=1, help="Draw from the k likeliest."),
-    top_p: float = typer.Option(None, help="Draw from this much probability."),
+    top_k: int = typer.Option(
+        None, min=1, help="With a temperature: of the k likeliest."
+    ),
+    top_p: float = typer.Option(
+        None, help="With a temperature: of this much probability."
+    ),
     seed: int = typer.Option(0, help="The same seed gives the same text."),
     chat: bool = typer.Option(
         True, "--chat/--raw", help="Ask a question, or continue a text."

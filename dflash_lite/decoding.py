@@ -538,7 +538,7 @@ class Stream:
         work: Iterator[tuple[State, np.ndarray]],
     ):
         self.rows, self.one, self.work = rows, one, work
-        self.statistics = statistics
+        self.statistics, self.pieces = statistics, self._pieces()
         self.generations = [
             Generation([], "", "interrupted", statistics) for _ in rows
         ]
@@ -549,6 +549,12 @@ class Stream:
         return self.generations[0] if self.one else self.generations
 
     def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.pieces)
+
+    def _pieces(self) -> Iterator[Any]:
         for state, starts in self.work:
             seen = (state.tokens, state.lengths, state.stopped, state.done)
             tokens, lengths, stopped, done = jax.device_get(seen)
@@ -625,8 +631,9 @@ def generate(
             a list of these.
         max_new_tokens: at most so many; fewer when the context ends.
         temperature: 0 takes the most likely token, always.
-        top_k: draw from the k most likely tokens only.
-        top_p: draw from the most likely tokens that hold probability p.
+        top_k: with a temperature, draw from the k most likely tokens only.
+        top_p: with a temperature, draw from the most likely tokens that hold
+            probability p.
         seed: row i of a batch draws as a single prompt does with seed + i.
         chat: write a text as the user's turn of a chat, with the model's
             template; False takes the text as it is.
@@ -640,6 +647,7 @@ def generate(
     """
     check_settings(max_new_tokens, temperature, top_k, top_p, seed)
     prompt = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    prompt = list(prompt) if isinstance(prompt, tuple) else prompt
     one = is_one(prompt)
     every = [prompt] if one else prompt
     prompts = [encode_prompt(tokenizer, p, chat, system) for p in every]

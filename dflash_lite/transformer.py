@@ -495,6 +495,10 @@ def from_checkpoint(
             or belongs to no part of the model.
     """
     dtype = jnp.dtype(dtype)
+    if dtype.name not in ("float32", "bfloat16"):
+        raise UserError(
+            f"The dtype is {dtype.name}; expected float32 or bfloat16."
+        )
     model = nnx.eval_shape(
         lambda: Transformer(checkpoint.config, dtype=dtype, rngs=nnx.Rngs(0))
     )

@@ -656,7 +656,21 @@ def test_a_seed_gives_the_same_text_on_every_version(smollm2):
     assert_drawn(smollm2, ids, DRAWN_SMOLLM2, temperature=0.9, seed=7)
 
 
+def test_a_tuple_of_prompts_is_a_list_of_them(tiny):
+    prompts = ([72, 73], [74])
+    found = generate(tiny, prompts, max_new_tokens=3)
+    expected = generate(tiny, list(prompts), max_new_tokens=3)
+    assert [g.tokens for g in found] == [g.tokens for g in expected]
+
+
 # Streams
+
+
+def test_a_stream_is_an_iterator(tiny):
+    stream = generate(tiny, "Hello", max_new_tokens=12, stream=True)
+    first = next(stream)
+    assert first + "".join(stream) == stream.result.text
+    assert next(stream, None) is None
 
 
 PROMPTS = ["Hello", "naïve 🙂", "the"]

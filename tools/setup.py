@@ -68,7 +68,9 @@ def check_disk(folder: Path, needed_gb: float) -> None:
 
 def install(python: Path, target: str, constraints: Path | None, root: Path) -> None:
     command = [str(python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check",
-               "-e", target]
+               "-e", target,
+               # a path, not an import hook: beside a clone of this name, a hook comes too late
+               "--config-settings", "editable_mode=compat"]
     # a pip before 25.1 cannot say where a wheel lies without downloading it
     command += ["-c", str(constraints)] if constraints else ["pip>=25.1"]
     pip = subprocess.Popen(command, cwd=root, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
