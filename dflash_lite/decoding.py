@@ -10,6 +10,7 @@ edit the chapter, not this file.
 
 import functools
 import numbers
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -363,13 +364,17 @@ class CompileClock:
     """Counts compilations, and the seconds of tracing and compiling."""
 
     def __init__(self):
-        self.count = 0
-        self.spans: list[tuple[float, float]] = []
+        self.count, self.own = 0, threading.local()
         jax.monitoring.register_event_duration_secs_listener(self._event)
 
     @property
+    def spans(self) -> list[tuple[float, float]]:
+        """When this thread traced or compiled, start and end."""
+        return self.own.__dict__.setdefault("spans", [])
+
+    @property
     def seconds(self) -> float:
-        """Seconds so far, from the start of the process."""
+        """Seconds of this thread so far."""
         return sum(end - start for start, end in self.spans)
 
     def _event(self, event: str, duration: float, **details: Any) -> None:

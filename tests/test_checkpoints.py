@@ -646,6 +646,67 @@ def test_a_tokenizer_that_is_no_tokenizer(copy):
 @pytest.mark.parametrize(
     "change, word",
     [
+        ({"eos_token": 5}, "5"),
+        ({"eos_token": {}, "chat_template": [5]}, None),
+        ({"chat_template": 5}, "chat_template"),
+        ({"chat_template": [{"name": "default", "template": 7}]}, "chat_template"),
+    ],
+)
+def test_tokenizer_settings_of_the_wrong_kind(copy, change, word):
+    edit(copy, "tokenizer_config.json", change)
+    if word is None:
+        assert open_checkpoint(copy).tokenizer.template is None
+    else:
+        refused(copy, word)
+
+
+def test_a_chat_template_that_is_no_text(copy):
+    (copy / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    refused(copy, "chat_template.jinja")
+    (copy / "chat_template.jinja").unlink()
+    (copy / "chat_template.jinja").mkdir()
+    refused(copy, "chat_template.jinja")
+
+
+def test_more_layers_than_tensors_are_refused_at_once(copy):
+    edit(copy, "config.json", {"num_hidden_layers": 2**70})
+    refused(copy, "num_hidden_layers", str(2**70), read=dflash_lite.load)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_weight_that_is_not_finite(copy, value):
+    tensors = load_file(copy / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = value
+    save_file(tensors, copy / "model.safetensors")
+    refused(copy, "layers.1.mlp.up_proj", "not finite", read=dflash_lite.load)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.bool_, np.int64])
+def test_weights_that_are_not_floating_point(copy, dtype):
+    tensors = load_file(copy / "model.safetensors")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    tensors[name] = tensors[name].astype(dtype)
+    save_file(tensors, copy / "model.safetensors")
+    refused(copy, name, np.dtype(dtype).name, "floating", read=dflash_lite.load)
+
+
+@pytest.mark.parametrize("dtype", ["x", 5, "BFLOAT16", "int8", "float64", None, jnp.float16])
+def test_other_types_are_refused(copy, dtype):
+    refused(copy, "expected float32 or bfloat16", read=lambda p: dflash_lite.load(p, dtype))
+
+
+def test_types_by_name_and_by_type(copy):
+    for dtype in ("bfloat16", jnp.bfloat16, jnp.dtype("bfloat16")):
+        assert dflash_lite.load(copy, dtype)[0].embed_tokens.dtype == jnp.bfloat16
+
+
+def test_a_home_that_nobody_has(monkeypatch):
+    refused("~nobody-of-this-name/model", "no model", "~nobody-of-this-name/model")
+
+
+@pytest.mark.parametrize(
+    "change, word",
+    [
         ({"model_type": "gpt_neox"}, "gpt_neox"),
         ({"model_type": ...}, "model_type"),
         ({"model_type": ["llama"]}, "model_type"),
@@ -667,8 +728,28 @@ def test_a_tokenizer_that_is_no_tokenizer(copy):
         ({"num_hidden_layers": -1}, "num_hidden_layers"),
         ({"num_key_value_heads": 3}, "num_key_value_heads"),
         ({"head_dim": 7}, "head_dim"),
+        ({"rms_norm_eps": "x"}, "rms_norm_eps"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({"rope_theta": "x"}, "theta"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": None}}, "factor"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": 0}}, "beta_fast"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}, "rope_theta": 1}, "theta"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "attention_factor": "x"}},
+         "attention_factor"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0,
+                           "original_max_position_embeddings": -5}},
+         "original_max_position_embeddings"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": "x"}},
+         "low_freq_factor"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 4.0}},
+         "low_freq_factor"),
+        ({"eos_token_id": "x"}, "eos_token_id"),
+        ({"eos_token_id": [1, [2]]}, "eos_token_id"),
+        ({"eos_token_id": 2**40}, "eos_token_id"),
+        ({"eos_token_id": True}, "eos_token_id"),
     ],
-)
+)  # fmt: skip
 def test_settings_that_are_not_computed_are_refused(copy, change, word):
     edit(copy, "config.json", change)
     refused(copy, word)

@@ -518,6 +518,14 @@ def test_interrupt_of_the_doctor(terminal):
     assert code == 130 and shown.count("interrupted") == 1 and "Traceback" not in shown
 
 
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_an_answer_comes_where_talk_cannot_be_written(environment, model, flags):
+    command = [COMMAND, "generate", "Hi", "--model", str(model), "--max-new-tokens", "12", *flags]
+    with open("/dev/full", "w") as full:
+        run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=full)
+    assert run.returncode == 0 and b"Once upon" in run.stdout
+
+
 def test_a_snapshot_does_not_grow():
     statistics = decoding.Statistics(new_tokens=1)
     generation = decoding.Generation([1], "Once", "interrupted", statistics)

@@ -656,6 +656,40 @@ def test_a_seed_gives_the_same_text_on_every_version(smollm2):
     assert_drawn(smollm2, ids, DRAWN_SMOLLM2, temperature=0.9, seed=7)
 
 
+HALF = "a\ud800b"
+
+
+@pytest.mark.parametrize("prompt", [HALF, ["fine", HALF], [{"role": "user", "content": HALF}]])
+def test_half_characters_are_refused(tiny, prompt):
+    with pytest.raises(UserError, match="expected Unicode"):
+        generate(tiny, prompt)
+
+
+def test_a_batch_that_is_left_and_taken_up_loses_nothing(tiny):
+    stream = generate(tiny, ["Hello", "there"], max_new_tokens=20, stream=True)
+    texts = ["", ""]
+    for row, piece in stream:
+        texts[row] += piece
+        break
+    for row, piece in stream:
+        texts[row] += piece
+    assert texts == [g.text for g in stream.result]
+
+
+def test_compilations_of_another_thread_are_not_ours(tiny):
+    import threading
+
+    from dflash_lite.decoding import COMPILE_CLOCK
+
+    before = COMPILE_CLOCK.seconds
+    other = threading.Thread(target=lambda: jax.jit(lambda x: x * 3.25)(jnp.ones(7)))
+    other.start()
+    other.join()
+    assert COMPILE_CLOCK.seconds == before
+    jax.jit(lambda x: x * 4.25)(jnp.ones(7))
+    assert COMPILE_CLOCK.seconds > before
+
+
 def test_a_tuple_of_prompts_is_a_list_of_them(tiny):
     prompts = ([72, 73], [74])
     found = generate(tiny, prompts, max_new_tokens=3)

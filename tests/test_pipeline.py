@@ -733,9 +733,32 @@ def test_learners_edition_runs_through(made):
     ("    ### BEGIN SOLUTION\n", "### BEGIN SOLUTION\n"),
 ])
 def test_exercise_without_a_whole_solution(project, capsys, old, new):
+    answers = project / "build" / "student" / "my_answers.ipynb"
+    answers.parent.mkdir(parents=True)
+    answers.write_text("{}")
     edit(project / "chapters" / "02_ranking.py", old, new)
     assert student.main(project) == 2
     assert "chapters/02_ranking.py" in capsys.readouterr().err
+    assert [path.name for path in answers.parent.iterdir()] == [answers.name]
+
+
+@pytest.mark.parametrize("tags", ['["export"', "export", '"export"'])
+def test_tags_that_cannot_be_read(project, tags):
+    path = project / "chapters" / "02_ranking.py"
+    edit(path, '# %% tags=["export"]', f"# %% tags={tags}")
+    with pytest.raises(Problem, match="02_ranking.py:[0-9]+: (unreadable tags|it cannot be read)"):
+        read_chapter(path, project)
+
+
+def test_a_chapter_that_is_no_text(project):
+    path = project / "chapters" / "02_ranking.py"
+    path.write_bytes(b"# %% \xff\xfe")
+    with pytest.raises(Problem, match="02_ranking.py:1: it cannot be read"):
+        read_chapter(path, project)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(Problem, match="02_ranking.py:1: it cannot be read"):
+        read_chapter(path, project)
 
 
 # Exercise checks

@@ -277,3 +277,26 @@ def test_folder_that_cannot_be_made(fake, capsys, monkeypatch):
     monkeypatch.setattr(venv.EnvBuilder, "create", staticmethod(fail))
     assert fake.set_up()[0] == 1
     assert "cannot be made: [Errno 30] Read-only file system" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["work", "file", "orphan"])
+def test_nothing_of_the_users_is_erased(tmp_path, capsys, kind):
+    folder = tmp_path / "v"
+    if kind == "work":
+        folder.mkdir()
+        (folder / "thesis.txt").write_text("precious")
+    elif kind == "file":
+        folder.write_text("precious")
+    else:
+        folder = tmp_path / "no" / "such" / "folder"
+    assert setup.main([str(folder)]) != 0
+    said = capsys.readouterr().err
+    assert "name another" in said and "Traceback" not in said
+    assert kind != "work" or (folder / "thesis.txt").read_text() == "precious"
+    assert kind != "file" or folder.read_text() == "precious"
+
+
+@pytest.mark.parametrize("text", ["[1]", '{"extras": 5}', "{}", "nonsense"])
+def test_a_stamp_that_is_none(tmp_path, text):
+    (tmp_path / "stamp").write_text(text)
+    assert setup.read_stamp(tmp_path / "stamp") == {}

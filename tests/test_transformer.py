@@ -118,8 +118,3 @@ def test_linear_stacks_products_and_biases(rows):
     for part, expected in zip(found, np.split(whole, [6, 8], axis=1), strict=True):
         np.testing.assert_allclose(part[0], expected, atol=1e-5)
 
-
-def test_only_two_types_are_taken():
-    name = next(n for n in NAMES if "tied" in n)
-    with pytest.raises(dflash_lite.UserError, match="float16; expected float32 or bfloat16"):
-        dflash_lite.load(GOLDEN / "checkpoints" / name, dtype="float16")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import jupytext
+import nbformat
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "dflash_lite"
@@ -56,15 +57,22 @@ def read_chapter(path: Path, root: Path = ROOT) -> Chapter:
     match = FILE_NAME.fullmatch(path.name)
     if not match:
         raise Problem(f"{where}:1: a chapter's file is called NN_name.py, in small letters")
-    text = path.read_text(encoding="utf-8")
-    notebook = jupytext.reads(text, fmt="py:percent")
+    try:
+        text = path.read_text(encoding="utf-8")
+        notebook = jupytext.reads(text, fmt="py:percent")
+    except (OSError, UnicodeDecodeError, nbformat.ValidationError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise Problem(f"{where}:1: it cannot be read: {reason}") from None
     chapter = Chapter(where, match[1], dict(notebook.metadata.get(PACKAGE, {})))
     starts = [n for n, line in enumerate(text.splitlines(), 1) if re.match(r"# %%( |$)", line)]
     if len(starts) != len(notebook.cells):
         raise Problem(f"{where}:1: text between the header and the first `# %%` line")
     for number, (start, cell) in enumerate(zip(starts, notebook.cells), 1):
-        tags = list(cell.metadata.get("tags", []))
-        chapter.cells.append(Cell(number, start + 1, cell.cell_type, cell.source, tags))
+        tags = cell.metadata.get("tags", [])
+        marker = text.splitlines()[start - 1]
+        if not isinstance(tags, list) or (not tags and re.search(r"\btags\b", marker)):
+            raise Problem(f'{where}:{start}: unreadable tags; expected # %% tags=["export"]')
+        chapter.cells.append(Cell(number, start + 1, cell.cell_type, cell.source, list(tags)))
     return chapter
 
 

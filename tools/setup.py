@@ -38,8 +38,9 @@ def key(root: Path, constraints: Path | None) -> str:
 
 def read_stamp(stamp: Path) -> dict:
     try:
-        return json.loads(stamp.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        data = json.loads(stamp.read_text(encoding="utf-8"))
+        return data if isinstance(data["extras"], list) else {}
+    except (OSError, ValueError, KeyError, TypeError):
         return {}
 
 
@@ -57,6 +58,20 @@ def remove_half_installed(folder: Path) -> None:
     for info in folder.glob("lib/python*/site-packages/*.dist-info"):
         if not (info / "INSTALLER").exists() or not (info / "RECORD").exists():
             shutil.rmtree(info)
+
+
+PARTS = {"bin", "include", "lib", "lib64", "share", "etc", "pyvenv.cfg", "complete.json"}
+
+
+def check_folder(folder: Path) -> None:
+    """Make sure that nothing is lost when an environment is made here."""
+    if not folder.parent.is_dir():
+        raise Failure(f"There is no folder {folder.parent}: make it first, or name another.")
+    if folder.exists() and not folder.is_dir():
+        raise Failure(f"{folder} is not a folder: name another.")
+    found = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if "pyvenv.cfg" not in found and found - PARTS:
+        raise Failure(f"{folder} holds {min(found - PARTS)} and is no environment: name another.")
 
 
 def check_disk(folder: Path, needed_gb: float) -> None:
@@ -111,6 +126,7 @@ def set_up(folder: Path, extras: set[str], constraints: Path | None, root: Path 
     usable = Path(sys.prefix) == folder or works(python)
     if usable and have == {"key": wanted, "extras": sorted(extras)}:
         return
+    check_folder(folder)
     check_disk(folder, NEEDED_GB if not usable else 1)
     stamp.unlink(missing_ok=True)
     if not usable:

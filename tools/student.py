@@ -52,17 +52,16 @@ def learners_edition(path: Path, root: Path = ROOT) -> nbformat.NotebookNode:
 
 def main(root: Path = ROOT) -> int:
     target = root / "build" / "student"
-    shutil.rmtree(target, ignore_errors=True)
+    try:
+        notebooks = {path.stem: learners_edition(path, root) for path in chapter_paths(root)}
+    except Problem as problem:
+        print(problem, file=sys.stderr)
+        return 2
     extra = [p for p in (root / "chapters").iterdir() if p.is_dir() and p.name[0] not in "._"]
     for folder in extra:
-        shutil.copytree(folder, target / folder.name)
-    for path in chapter_paths(root):
-        try:
-            notebook = learners_edition(path, root)
-        except Problem as problem:
-            print(problem, file=sys.stderr)
-            return 2
-        write_file(target / f"{path.stem}.ipynb", text_of(notebook))
+        shutil.copytree(folder, target / folder.name, dirs_exist_ok=True)
+    for name, notebook in notebooks.items():
+        write_file(target / f"{name}.ipynb", text_of(notebook))
     print(f"wrote {target.relative_to(root).as_posix()}/")
     return 0
 
