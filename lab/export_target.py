@@ -13,14 +13,17 @@ from evaluate_target import load_params
 from flax import nnx
 from safetensors.flax import save_file
 
+from dflash_lite.transformer import parameter_parts
 
-def hub_tensors(params, dtype):
-    """Tensors by the Hub's names; projections as (outputs, inputs)."""
+
+def hub_tensors(params, config, dtype):
+    """Tensors by the Hub's names; stacked projections are taken apart."""
     tensors = {}
     for path, param in nnx.to_flat_state(params):
-        name = "model." + ".".join(map(str, path)).removesuffix(".weight")
-        array = param[...].T if name.endswith("_proj") else param[...]
-        tensors[f"{name}.weight"] = jnp.asarray(array, dtype)
+        parts = parameter_parts(path, param.shape, config)
+        ends = np.cumsum([shape[0] for shape in parts.values()])[:-1]
+        for name, array in zip(parts, np.split(param[...], ends), strict=True):
+            tensors[name] = jnp.asarray(array, dtype)
     return tensors
 
 
@@ -53,7 +56,7 @@ def main():
     layers = 1 + max(path[1] for path, _ in nnx.to_flat_state(params) if path[0] == "layers")
     tiny = replace(t.TINY, num_hidden_layers=layers)
     args.out.mkdir(parents=True, exist_ok=True)
-    tensors = hub_tensors(params, args.dtype)
+    tensors = hub_tensors(params, tiny, args.dtype)
     save_file(tensors, args.out / "model.safetensors", {"format": "pt"})
     config = json.dumps(hub_config(tiny, args.dtype), indent=2) + "\n"
     (args.out / "config.json").write_text(config)
