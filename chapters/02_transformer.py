@@ -93,9 +93,7 @@ for (
 # texts side by side, or a few guesses for one text (chapter 6). There XLA's
 # CPU compiler chooses badly: it rearranges the weight in memory before it
 # computes. A product of *two* pairs of matrices goes to another library,
-# YNNPACK, which does not. So with a few rows we cut the weight into halves. On
-# two cores of an AMD EPYC, a whole step of this model with eight rows then
-# took 0.59 of the time; from about 64 rows on, the two ways were equal.
+# YNNPACK, which does not. So with a few rows we cut the weight into halves.
 #
 # Accelerators multiply float32 matrices in reduced precision unless they are
 # told otherwise. We tell them: who asks for float32 gets float32.
@@ -125,9 +123,8 @@ def matmul(
 # The query, the key and the value of a token (below) are three products with
 # the same input, and so are two products of the MLP. The cores must agree on
 # every product that they share, and that costs time too. So we stack weights
-# with the same input into one: on the same machine, a step with one row took
-# 0.88 of the time. `Linear` therefore takes several sizes, and returns one
-# array for each.
+# with the same input into one. `Linear` therefore takes several sizes, and
+# returns one array for each.
 
 
 # %% tags=["export"]
@@ -677,8 +674,8 @@ def module_list(modules: list) -> Any:
 # %% [markdown]
 # ## Real weights
 #
-# To construct the model draws 135 million random numbers, and we would replace
-# every one. `nnx.eval_shape` builds the modules with shapes instead of arrays; then each
+# A new model draws 135 million random numbers, and we would replace every one.
+# `nnx.eval_shape` builds the modules with shapes instead of arrays; then each
 # parameter is looked up by its path, which is its name on the Hub; stacked
 # weights are put together on the way.
 

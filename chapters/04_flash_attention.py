@@ -684,8 +684,8 @@ assert jnp.abs(found - whole).max() < 1e-5
 # %% [markdown]
 # A simulation proves the numbers. It does not prove that the TPU's compiler
 # takes the kernel: that has rules of its own about shapes and layouts. The
-# repository's `make tpu-check` compiles this kernel, and everything else in
-# the package, for real chips, on a machine that has none.
+# repository's `bench/tpu_bytes.py` compiles this kernel for a v5e, on a machine
+# that has none.
 #
 # ## Bytes through the door
 #
@@ -714,7 +714,7 @@ def tiled_bytes(n, group=3, row_tile=256, key_tile=512, item=2):
 # For the version with the table we asked the TPU compiler about one layer of
 # SmolLM2, in bfloat16, on a v5e. It gives two numbers: the bytes that the
 # operations read and write, wherever these lie, and the size of what lies in
-# HBM between the operations.
+# HBM between the operations. `bench/tpu_bytes.py` asks again.
 
 # %%
 TABLE = {  # tokens: MB read and written, MB in HBM (libtpu 0.0.50.1)
