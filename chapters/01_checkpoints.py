@@ -848,7 +848,7 @@ class ModelConfig:
     def __post_init__(self):
         for name in _SIZES:
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
+            if type(value) is not int or value < 1:
                 raise UserError(f"{name} is {value!r}; expected 1 or more.")
         if not _is_number(self.rms_norm_eps) or self.rms_norm_eps < 0:
             raise UserError(
@@ -902,15 +902,14 @@ def hub_config(data: Mapping[str, Any]) -> ModelConfig:
         raise UserError(
             f"config.json lacks {', '.join(missing)}. Fetch it again."
         )
-    hidden, heads = data["hidden_size"], data["num_attention_heads"]
     names = ModelConfig.__dataclass_fields__.keys() & data.keys()
     values = {n: data[n] for n in names if n in _SIZES or data[n] is not None}
-    values = {
-        n: v for n, v in values.items() if v is not None or n not in derived
-    }
-    values.setdefault("num_key_value_heads", heads)
-    if isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
-        values.setdefault("head_dim", hidden // heads)
+    hidden, heads = data["hidden_size"], data["num_attention_heads"]
+    if values.get("num_key_value_heads") is None:
+        values["num_key_value_heads"] = heads
+    if values.get("head_dim") is None:
+        divides = all(isinstance(n, int) for n in (hidden, heads)) and heads
+        values["head_dim"] = hidden // heads if divides else None
     return ModelConfig(**values | {"rope": hub_rope(data)})
 
 

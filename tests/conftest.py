@@ -1,6 +1,12 @@
 """What the tests share."""
 
 import pytest
+from hypothesis import settings
+
+# The same examples every time; "search" draws new ones.
+settings.register_profile("steady", derandomize=True, database=None)
+settings.register_profile("search", derandomize=False, print_blob=True)
+settings.load_profile("steady")
 
 
 @pytest.fixture(scope="session")

@@ -789,6 +789,12 @@ def test_old_and_new_spellings_of_the_rope_settings_agree():
         assert hub_config(CONFIG | old) == hub_config(CONFIG | {"rope_parameters": new})
 
 
+@pytest.mark.parametrize("name", ["hidden_size", "num_attention_heads"])
+def test_a_null_size_is_refused_without_head_dim(name):
+    with pytest.raises(UserError, match=name):
+        hub_config(CONFIG | {"head_dim": None, name: None})
+
+
 def test_head_counts_have_the_usual_defaults():
     config = {k: v for k, v in CONFIG.items() if k not in ("num_key_value_heads", "head_dim")}
     for absent in ({}, {"num_key_value_heads": None, "head_dim": None}):
