@@ -52,7 +52,7 @@ from dflash_lite.checkpoints import (
     Tokenizer,
     UserError,
 )
-from dflash_lite.transformer import Transformer, attention
+from dflash_lite.transformer import Cache, Transformer, attention
 
 # %%
 import matplotlib.pyplot as plt
@@ -71,14 +71,10 @@ config = model.config
 
 
 # %%
-@jax.jit
-def next_logits(model, tokens):
-    return model.logits(model(tokens).hidden[:, -1])
-
-
 def slow_greedy(ids, steps):
     for _ in range(steps):
-        ids = ids + [int(next_logits(model, jnp.array([ids])).argmax())]
+        hidden = model(jnp.array([ids])).hidden[:, -1]
+        ids = ids + [int(model.logits(hidden).argmax())]
     return ids
 
 
@@ -88,8 +84,8 @@ slow = slow_greedy(start, 2)
 tokenizer.decode(slow)
 
 # %% [markdown]
-# Each call has a new shape, so each call compiles a new program; that is the
-# first thing to get rid of. And to get from 1 token to $n$ it runs the model
+# Each call has a new shape, so each call compiles anew; that is the first thing
+# to get rid of. And to get from 1 token to $n$ it runs the model
 # over $1 + 2 + \dots + n$ positions; that is the second.
 
 # %% [markdown]
@@ -165,10 +161,13 @@ assert sum(x.nbytes for x in jax.tree.leaves(cache)) == 128 * token_bytes
 # with one run without a cache.
 
 # %%
-ids = jnp.array([tokenizer.encode("A cache must not change what is computed.")])
-whole = model(ids).hidden
-first = model(ids[:, :5], cache=cache)
-second = model(ids[:, 5:], jnp.arange(5, ids.shape[1])[None], first.cache)
+forward = jax.jit(Transformer.__call__)
+ids = jnp.array([tokenizer.encode("A cache must not change what the model says.")])
+at = jnp.arange(ids.shape[1])[None]
+whole = forward(model, ids, at).hidden
+half = ids.shape[1] // 2
+first = forward(model, ids[:, :half], at[:, :half], cache)
+second = forward(model, ids[:, half:], at[:, half:], first.cache)
 parts = jnp.concatenate([first.hidden, second.hidden], axis=1)
 assert jnp.abs(parts - whole).max() < 1e-4 * jnp.abs(whole).max()
 
@@ -353,7 +352,7 @@ class State(NamedTuple):
     lengths: Int[Array, "batch"]  # tokens that count
     limits: Int[Array, "batch"]  # a row ends at this length
     stopped: Bool[Array, "batch"]  # a row ends with a stop token
-    cache: DenseCache
+    cache: Cache
 
     @property
     def done(self) -> Bool[Array, "batch"]:
@@ -387,20 +386,28 @@ PREFILL_CHUNK = 512  # tokens
 
 def read_prompts(
     model: Transformer,
-    prompts: Int[Array, "batch bucket"],
+    tokens: Int[Array, "batch capacity"],
+    firsts: Int[Array, "batch"],
     lengths: Int[Array, "batch"],
-    cache: DenseCache,
-) -> tuple[Float[Array, "batch hidden"], DenseCache]:
-    """The hidden state of each prompt's last token, and the filled cache."""
-    batch, width = prompts.shape
-    chunk = min(width, PREFILL_CHUNK)
+    cache: Cache,
+    chunk: int,
+) -> tuple[Float[Array, "batch hidden"], Cache]:
+    """The hidden state of each prompt's last token, and the filled cache.
+
+    Args:
+        firsts: where to begin; the cache holds the positions before.
+        lengths: where each prompt ends.
+        chunk: tokens at a time.
+    """
+    batch, capacity = tokens.shape
 
     def body(i: Int[Array, ""], carry: tuple) -> tuple:
         last, cache = carry
-        part = jax.lax.dynamic_slice_in_dim(prompts, i * chunk, chunk, axis=1)
-        positions = jnp.broadcast_to(i * chunk + jnp.arange(chunk), part.shape)
+        positions = (firsts + i * chunk)[:, None] + jnp.arange(chunk)
+        there = jnp.minimum(positions, capacity - 1)
+        part = jnp.take_along_axis(tokens, there, axis=1)
         output = model(part, positions, cache)
-        at = lengths - 1 - i * chunk
+        at = lengths - 1 - positions[:, 0]
         inside = ((0 <= at) & (at < chunk))[:, None]
         found = output.hidden[jnp.arange(batch), jnp.clip(at, 0, chunk - 1)]
         return jnp.where(inside, found, last), output.cache
@@ -408,8 +415,25 @@ def read_prompts(
     hidden = jnp.zeros(
         (batch, model.config.hidden_size), model.embed_tokens.dtype
     )
-    chunks = -(-jnp.max(lengths) // chunk)
+    chunks = -(-jnp.max(lengths - firsts) // chunk)
     return jax.lax.fori_loop(0, chunks, body, (hidden, cache))
+
+
+def read_and_choose(
+    model: Transformer,
+    state: State,
+    firsts: Int[Array, "batch"],
+    stops: Int[Array, "stops"],
+    sampling: Sampling,
+    chunk: int,
+    mode: str,
+) -> State:
+    """Read the prompts of a state and add the first token of each answer."""
+    last, cache = read_prompts(
+        model, state.tokens, firsts, state.lengths, state.cache, chunk
+    )
+    token = choose(model.logits(last), state.lengths, sampling, mode)
+    return append(state._replace(cache=cache), token, stops)
 
 
 @functools.partial(jax.jit, static_argnames=("capacity", "mode"))
@@ -435,12 +459,10 @@ def prefill(
     batch, width = prompts.shape
     dtype = model.embed_tokens.dtype
     cache = DenseCache.empty(model.config, batch, capacity, dtype)
-    last, cache = read_prompts(model, prompts, lengths, cache)
     tokens = jnp.pad(prompts, ((0, 0), (0, capacity - width)))
     state = State(tokens, lengths, limits, jnp.zeros(batch, bool), cache)
-    return append(
-        state, choose(model.logits(last), lengths, sampling, mode), stops
-    )
+    chunk, firsts = min(width, PREFILL_CHUNK), jnp.zeros_like(lengths)
+    return read_and_choose(model, state, firsts, stops, sampling, chunk, mode)
 
 
 # %% [markdown]
@@ -934,7 +956,7 @@ names = "Ada Lovelace, Marie Curie, Alan Turing, Emmy Noether, Leonhard Euler"
 questions = [f"Who was {name}?" for name in names.split(", ")]
 questions += ["Say hi!", "Name a fruit, and its colour.", "What is a prime?"]
 together = generate(model, tokenizer, questions, max_new_tokens=24)
-for i in (0, 5, 6):
+for i in (0, 5):
     alone = generate(model, tokenizer, questions[i], max_new_tokens=24)
     assert together[i].tokens == alone.tokens
     print(alone.text[:60])
@@ -957,11 +979,10 @@ assert again.statistics.compile_seconds == 0
 
 # %%
 how = dict(max_new_tokens=16, temperature=0.8, top_p=0.9)
-pair = generate(model, tokenizer, ["Tell me a story."] * 2, seed=3, **how)
-for seed, row in zip((3, 4), pair, strict=True):
-    alone = generate(model, tokenizer, "Tell me a story.", seed=seed, **how)
-    assert alone.tokens == row.tokens
-assert pair[0].tokens != pair[1].tokens
+pair = ["Tell me a story."] * 2
+third, fourth = generate(model, tokenizer, pair, seed=3, **how)
+again, _ = generate(model, tokenizer, pair, seed=4, **how)
+assert again.tokens == fourth.tokens != third.tokens
 
 # %% [markdown]
 # ## Why it is slow
@@ -970,7 +991,7 @@ assert pair[0].tokens != pair[1].tokens
 # second, and how many it writes.
 
 # %%
-text = "The cat sat on the mat. " * 60
+text = "The cat sat on the mat. " * 30
 for _ in range(2):  # the second time, nothing compiles
     answer = generate(model, tokenizer, text, max_new_tokens=8, chat=False)
 cost = answer.statistics
@@ -1040,7 +1061,7 @@ def step_seconds(batch, tries=4, steps=4):
     tokens, never = jnp.ones((batch, 128), jnp.int32), jnp.zeros(batch, bool)
     state = State(tokens, full, full + 100, never, cache)
     sampling, mode = make_sampling(model, batch, 0.0, None, None, 0)
-    stops, times = jnp.array([-1], jnp.int32), []
+    stops, times = jnp.full(len(tokenizer.stop_ids), -1, jnp.int32), []
     for _ in range(tries):
         start = time.perf_counter()
         state = decode(model, state, stops, sampling, np.int32(steps), mode)
@@ -1058,7 +1079,7 @@ def predicted_seconds(batch):
 
 
 # %%
-batches = [1, 2, 8, 64]
+batches = [1, 8, 64]
 measured = [step_seconds(b) for b in batches]
 predicted = [predicted_seconds(b) for b in batches]
 

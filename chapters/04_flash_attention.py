@@ -557,6 +557,7 @@ def kernel(
     *,
     group: int,
     causal: bool,
+    scale: float,
 ) -> None:
     """One tile of keys for one tile of rows; arguments are Pallas references.
 
@@ -566,6 +567,7 @@ def kernel(
         output: (rows, head_dim), written after the last tile of keys.
         top, total, mix: the running sums, kept from tile to tile.
         group: query heads that share a head of keys.
+        scale: of the scores; the head's width to the power of −1/2.
     """
     text, row_tile, key_tile = (pl.program_id(axis) for axis in (0, 2, 3))
     start, length = starts[text], lengths[text]
@@ -581,7 +583,7 @@ def kernel(
 
     @pl.when(key_tile < needed)
     def _() -> None:
-        scores = product("md,nd->mn", q[...], k[...]) * size**-0.5
+        scores = product("md,nd->mn", q[...], k[...]) * scale
         shape = scores.shape
         seen = visible(
             shape, first_row, first_key, start, length, group, causal
@@ -650,7 +652,9 @@ def flash_attention(
     sums = [pltpu.VMEM((row_tile, n), jnp.float32) for n in (1, 1, size)]
     grid = (batch, kv_heads, pl.cdiv(count, row_tile), pl.cdiv(keys, key_tile))
     output = pl.pallas_call(
-        functools.partial(kernel, group=group, causal=causal),
+        functools.partial(
+            kernel, group=group, causal=causal, scale=size**-0.5
+        ),
         out_shape=jax.ShapeDtypeStruct(rows.shape, q.dtype),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2,

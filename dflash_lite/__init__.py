@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dflash_lite.transformer import Transformer, load
     from dflash_lite.decoding import DenseCache, Generation, generate
     from dflash_lite.flash_attention import tiled_attention
+    from dflash_lite.paged_attention import PagedCache, PagedMemory, PagePool
 
 __all__ = [
     "Checkpoint",
@@ -34,6 +35,9 @@ __all__ = [
     "Generation",
     "generate",
     "tiled_attention",
+    "PagedCache",
+    "PagedMemory",
+    "PagePool",
 ]
 
 _MODULES = {
@@ -48,6 +52,9 @@ _MODULES = {
     "Generation": "decoding",
     "generate": "decoding",
     "tiled_attention": "flash_attention",
+    "PagedCache": "paged_attention",
+    "PagedMemory": "paged_attention",
+    "PagePool": "paged_attention",
 }
 
 

@@ -27,7 +27,7 @@ from dflash_lite.checkpoints import (
     Tokenizer,
     UserError,
 )
-from dflash_lite.transformer import Transformer, attention
+from dflash_lite.transformer import Cache, Transformer, attention
 
 __all__ = [
     "DenseCache",
@@ -41,6 +41,7 @@ __all__ = [
     "append",
     "PREFILL_CHUNK",
     "read_prompts",
+    "read_and_choose",
     "prefill",
     "decode_step",
     "decode",
@@ -226,7 +227,7 @@ class State(NamedTuple):
     lengths: Int[Array, "batch"]  # tokens that count
     limits: Int[Array, "batch"]  # a row ends at this length
     stopped: Bool[Array, "batch"]  # a row ends with a stop token
-    cache: DenseCache
+    cache: Cache
 
     @property
     def done(self) -> Bool[Array, "batch"]:
@@ -253,20 +254,28 @@ PREFILL_CHUNK = 512  # tokens
 
 def read_prompts(
     model: Transformer,
-    prompts: Int[Array, "batch bucket"],
+    tokens: Int[Array, "batch capacity"],
+    firsts: Int[Array, "batch"],
     lengths: Int[Array, "batch"],
-    cache: DenseCache,
-) -> tuple[Float[Array, "batch hidden"], DenseCache]:
-    """The hidden state of each prompt's last token, and the filled cache."""
-    batch, width = prompts.shape
-    chunk = min(width, PREFILL_CHUNK)
+    cache: Cache,
+    chunk: int,
+) -> tuple[Float[Array, "batch hidden"], Cache]:
+    """The hidden state of each prompt's last token, and the filled cache.
+
+    Args:
+        firsts: where to begin; the cache holds the positions before.
+        lengths: where each prompt ends.
+        chunk: tokens at a time.
+    """
+    batch, capacity = tokens.shape
 
     def body(i: Int[Array, ""], carry: tuple) -> tuple:
         last, cache = carry
-        part = jax.lax.dynamic_slice_in_dim(prompts, i * chunk, chunk, axis=1)
-        positions = jnp.broadcast_to(i * chunk + jnp.arange(chunk), part.shape)
+        positions = (firsts + i * chunk)[:, None] + jnp.arange(chunk)
+        there = jnp.minimum(positions, capacity - 1)
+        part = jnp.take_along_axis(tokens, there, axis=1)
         output = model(part, positions, cache)
-        at = lengths - 1 - i * chunk
+        at = lengths - 1 - positions[:, 0]
         inside = ((0 <= at) & (at < chunk))[:, None]
         found = output.hidden[jnp.arange(batch), jnp.clip(at, 0, chunk - 1)]
         return jnp.where(inside, found, last), output.cache
@@ -274,8 +283,25 @@ def read_prompts(
     hidden = jnp.zeros(
         (batch, model.config.hidden_size), model.embed_tokens.dtype
     )
-    chunks = -(-jnp.max(lengths) // chunk)
+    chunks = -(-jnp.max(lengths - firsts) // chunk)
     return jax.lax.fori_loop(0, chunks, body, (hidden, cache))
+
+
+def read_and_choose(
+    model: Transformer,
+    state: State,
+    firsts: Int[Array, "batch"],
+    stops: Int[Array, "stops"],
+    sampling: Sampling,
+    chunk: int,
+    mode: str,
+) -> State:
+    """Read the prompts of a state and add the first token of each answer."""
+    last, cache = read_prompts(
+        model, state.tokens, firsts, state.lengths, state.cache, chunk
+    )
+    token = choose(model.logits(last), state.lengths, sampling, mode)
+    return append(state._replace(cache=cache), token, stops)
 
 
 @functools.partial(jax.jit, static_argnames=("capacity", "mode"))
@@ -301,12 +327,10 @@ def prefill(
     batch, width = prompts.shape
     dtype = model.embed_tokens.dtype
     cache = DenseCache.empty(model.config, batch, capacity, dtype)
-    last, cache = read_prompts(model, prompts, lengths, cache)
     tokens = jnp.pad(prompts, ((0, 0), (0, capacity - width)))
     state = State(tokens, lengths, limits, jnp.zeros(batch, bool), cache)
-    return append(
-        state, choose(model.logits(last), lengths, sampling, mode), stops
-    )
+    chunk, firsts = min(width, PREFILL_CHUNK), jnp.zeros_like(lengths)
+    return read_and_choose(model, state, firsts, stops, sampling, chunk, mode)
 
 
 def decode_step(

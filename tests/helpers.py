@@ -173,3 +173,19 @@ def write_gguf_tokenizer(writer, backend, eos: int) -> None:
     writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
     writer.add_eos_token_id(eos)
     writer.add_chat_template(TEMPLATE)
+
+
+def attention_by_definition(q, k, v, starts, lengths, causal):
+    """One query and head at a time, in float64."""
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    output, group = np.zeros(q.shape), q.shape[2] // k.shape[1]
+    for text, query, head in np.ndindex(q.shape[:3]):
+        end = lengths[text]
+        if causal:
+            end = min(end, starts[text] + query + 1)
+        if end > 0:
+            scores = k[text, head // group, :end] @ q[text, query, head] / q.shape[3] ** 0.5
+            weights = np.exp(scores - scores.max())
+            mixed = weights @ v[text, head // group, :end]
+            output[text, query, head] = mixed / weights.sum()
+    return output

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import attention_by_definition
 from hypothesis import example, given, settings, strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
@@ -21,22 +22,6 @@ SIMULATED = pltpu.InterpretParams(
     detect_races=True, uninitialized_memory="nan", out_of_bounds_reads="raise"
 )
 tiled = jax.jit(tiled_attention, static_argnames=("causal", "tile"))
-
-
-def by_definition(q, k, v, starts, lengths, causal):
-    """One query and head at a time, in float64."""
-    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
-    output, group = np.zeros(q.shape), q.shape[2] // k.shape[1]
-    for text, query, head in np.ndindex(q.shape[:3]):
-        end = lengths[text]
-        if causal:
-            end = min(end, starts[text] + query + 1)
-        if end > 0:
-            scores = k[text, head // group, :end] @ q[text, query, head] / q.shape[3] ** 0.5
-            weights = np.exp(scores - scores.max())
-            mixed = weights @ v[text, head // group, :end]
-            output[text, query, head] = mixed / weights.sum()
-    return output
 
 
 def arrays(seed, batch, queries, keys, kv_heads=1, group=1, size=16, scale=1.0):
@@ -69,7 +54,7 @@ def assert_equal_to_definition(function, problem):
     keys, queries, starts, lengths, (kv_heads, group), causal = problem
     q, k, v = arrays([keys, queries], 2, queries, keys, kv_heads, group)
     behind = np.arange(keys) >= np.array(lengths)[:, None]
-    expected = by_definition(q, k, v, starts, lengths, causal)
+    expected = attention_by_definition(q, k, v, starts, lengths, causal)
     v = jnp.where(behind[:, None, :, None], 1e30, v)  # padding is anything
     found = function(q, k, v, jnp.array(starts), jnp.array(lengths), causal=causal)
     np.testing.assert_allclose(found, expected, atol=2e-6)
@@ -110,7 +95,7 @@ def test_scores_of_hundreds_neither_overflow_nor_vanish(function):
     q, k, v = arrays(1, 1, 3, 50, scale=40.0)
     assert np.abs(np.einsum("bthd,bhsd->bhts", q, k)).max() / 4 > 500
     at, length = jnp.array([47]), jnp.array([50])
-    expected = by_definition(q, k, v, [47], [50], True)
+    expected = attention_by_definition(q, k, v, [47], [50], True)
     np.testing.assert_allclose(function(q, k, v, at, length), expected, atol=1e-4)
 
 
@@ -142,7 +127,7 @@ def test_bfloat16_is_off_by_its_rounding(function):
     q, k, v = arrays(5, 1, 30, 200, 2, 2)
     rounded = [x.astype(jnp.bfloat16) for x in (q, k, v)]
     found = function(*rounded, jnp.array([170]), jnp.array([200]))
-    expected = by_definition(*rounded, [170], [200], True)
+    expected = attention_by_definition(*rounded, [170], [200], True)
     assert found.dtype == jnp.bfloat16
     error = np.abs(np.asarray(found, np.float64) - expected).max()
     assert 0 < error < 2**-7 * np.abs(expected).max()
