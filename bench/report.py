@@ -2,7 +2,8 @@
 
     python -m bench.report [--check]
 
-A page shows the table between `<!-- bench:decoding -->` and `<!-- /bench -->`.
+A page shows a table between `<!-- bench:decoding -->` or `<!-- bench:paging -->` and
+`<!-- /bench -->`.
 """
 
 import argparse
@@ -16,8 +17,8 @@ from bench.ratios import Summary, ratio, summary
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
-NAME, PLOT = "decoding.json", "decoding.svg"
-BLOCK = re.compile(r"(<!-- bench:decoding -->\n).*?(<!-- /bench -->)", re.DOTALL)
+NAME, PLOT, PAGING = "decoding.json", "decoding.svg", "paging.json"
+BLOCK = re.compile(r"(<!-- bench:(\w+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 ALT = (
     "Two plots. Left: tokens per second of each library, a bar each. Right: milliseconds of a "
     "decode step for 1 to 64 rows, measured and as the roofline predicts, on logarithmic axes."
@@ -216,8 +217,16 @@ def block(results: dict, page: Path) -> str:
 
 def filled(text: str, results: dict, page: Path) -> str:
     """A page's text with the results of `results` between its markers."""
-    new = block(results, page)
-    return BLOCK.sub(lambda match: match[1] + new + match[2], text)
+    from bench import paging
+
+    def new(match: re.Match) -> str:
+        if match[2] == "paging":
+            inside = f"\n{paging.table(json.loads((RESULTS / PAGING).read_text('utf-8')))}\n\n"
+        else:
+            inside = block(results, page)
+        return match[1] + inside + match[3]
+
+    return BLOCK.sub(new, text)
 
 
 def digest(results: dict) -> str:

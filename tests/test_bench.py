@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
-from bench import __main__ as driver, float32_gguf, peers, ratios, report
+from bench import __main__ as driver, float32_gguf, paging, peers, ratios, report
 from bench.__main__ import rotate
 
 
@@ -261,3 +261,31 @@ def test_an_interrupted_run_is_refused(site):
     (site.parent / report.NAME).write_text(json.dumps(MADE_UP | {"complete": False}), "utf-8")
     with pytest.raises(ValueError, match="interrupted"):
         report.stale()
+
+
+PAGED = MADE_UP | {
+    "rows": 8, "context": 512, "page": 16, "many": 64,
+    "least_bytes": 2_000_000_000, "page_bytes": 2_200_000_000,
+    "bytes": {"dense": 3e9, "pages": 3.3e9, "XLA's attention": 4e9},
+    "seconds": {"dense": [0.1, 0.2], "pages": [0.11, 0.26], "XLA's attention": [0.2, 0.4],
+                "many rows": [0.5, 1.0], "upkeep": [0.001, 0.004]},
+}  # fmt: skip
+
+
+def test_pages_beside_the_dense_cache():
+    found = paging.table(PAGED)
+    assert rows(found)[2][1:] == ["150", "100 to 200", "1"]
+    # 0.11 / 0.1 and 0.26 / 0.2 times as long
+    assert rows(found)[3] == ["pages", "185", "110 to 260", "1.20 (1.10 to 1.30)"]
+    assert "2.5 ms a step on the host, 0.3% (0.2 to 0.4)" in found
+    assert "at least 2 GB" in found and "1.10 times that for whole pages" in found
+    assert "3 GB for the dense cache, 1.10 times that for pages" in found
+
+
+def test_a_page_shows_each_table_in_its_place(site):
+    (site.parent / report.PAGING).write_text(json.dumps(PAGED), "utf-8")
+    site.write_text("<!-- bench:paging -->\n<!-- /bench -->\n", "utf-8")
+    assert report.stale() == ["README.md"]
+    report.write()
+    assert report.stale() == []
+    assert paging.table(PAGED) in site.read_text("utf-8")

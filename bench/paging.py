@@ -1,0 +1,246 @@
+"""Measure decoding over pages beside the dense cache, and what keeping the pages costs.
+
+    python -m bench.paging [--rounds 10]
+
+`make bench` runs it after the decoding benchmark. Some minutes on two cores that do nothing else.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import platform
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench.ratios import ratio, summary
+from bench.report import PAGING, RESULTS, grid, machine as where, number, spread, write
+
+ROWS, CONTEXT, SIZE, THREADS = 8, 512, 16, 2
+MANY = 64  # sequences whose pages are kept
+STEPS = 2  # decode steps in one timing
+SPACE = 32  # tokens that a timing may add before the lengths are set back
+
+
+def subjects(model: Any) -> dict[str, Any]:
+    """A state halfway through a batch for each cache."""
+    import jax.numpy as jnp
+
+    from dflash_lite.decoding import DenseCache
+    from dflash_lite.paged_attention import PagedBatch, PagedMemory
+
+    length = CONTEXT - SPACE
+    memory = PagedMemory(model, ROWS * CONTEXT // SIZE, SIZE)
+    batch = PagedBatch(memory, [[i] + [7] * (length - 1) for i in range(ROWS)], [CONTEXT] * ROWS)
+    caches = {
+        "dense": DenseCache.empty(model.config, ROWS, CONTEXT, jnp.float32),
+        "pages": batch.make_room([length] * ROWS, SPACE),
+        "XLA's attention": library_cache(model.config),
+    }
+    return {name: state_of(cache, ROWS) for name, cache in caches.items()}
+
+
+def state_of(cache: Any, rows: int) -> Any:
+    import numpy as np
+
+    from dflash_lite.decoding import State
+
+    lengths = np.full(rows, CONTEXT - SPACE, np.int32)
+    tokens = np.ones((rows, CONTEXT), np.int32)
+    return State(tokens, lengths, lengths + SPACE, np.zeros(rows, bool), cache)
+
+
+def library_cache(config: Any) -> Any:
+    """A dense cache that attends by `jax.nn.dot_product_attention`, in the layout it wants."""
+    import jax
+    import jax.numpy as jnp
+
+    class LibraryCache(NamedTuple):
+        keys: tuple
+        values: tuple
+
+        def attend(self, layer, q, k, v, positions):
+            """The protocol `Cache`."""
+            rows, arrays = jnp.arange(q.shape[0])[:, None], []
+            for old, new in ((self.keys, k), (self.values, v)):
+                written = old[layer].at[rows, positions].set(new, mode="drop")
+                arrays.append((*old[:layer], written, *old[layer + 1 :]))
+            seen = jnp.arange(arrays[0][layer].shape[1]) <= positions[..., None]
+            mixed = jax.nn.dot_product_attention(
+                q, arrays[0][layer], arrays[1][layer], mask=seen[:, None]
+            )
+            return mixed, LibraryCache(*arrays)
+
+    shape = (ROWS, CONTEXT, config.num_key_value_heads, config.head_dim)
+    layers = range(config.num_hidden_layers)
+    return LibraryCache(*(tuple(jnp.zeros(shape) for _ in layers) for _ in "kv"))
+
+
+def step(model: Any, state: Any) -> tuple[float, Any]:
+    """Seconds of one decode step, and the state, set back to where it was."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from dflash_lite.decoding import decode, make_sampling
+
+    rows = len(state.lengths)
+    how, mode = make_sampling(model, rows, 0.0, None, None, 0)
+    stops = jnp.array([-1], jnp.int32)
+    start = time.perf_counter()
+    state = decode(model, state, stops, how, np.int32(STEPS), mode)
+    jax.block_until_ready(state)
+    seconds = (time.perf_counter() - start) / STEPS
+    return seconds, state._replace(lengths=np.full(rows, CONTEXT - SPACE, np.int32))
+
+
+def upkeep(model: Any) -> tuple[Any, Any]:
+    """A function that keeps pages for one step of many texts, and their state.
+
+    It makes room for one token more, lays out the tables, and records the token: all that the
+    host does between two calls of `decode` when it looks after every step.
+    """
+    from dflash_lite.paged_attention import PagedMemory, layout
+
+    length = CONTEXT - SPACE
+    memory = PagedMemory(model, MANY * CONTEXT // SIZE, SIZE)
+    pool, texts = memory.pool, []
+    for number_ in range(MANY):
+        prompt = [number_] + [7] * (length - 1)
+        text = pool.admit(prompt)
+        pool.commit(text, prompt)
+        texts.append(text)
+    count = len(pool.pages.users)
+
+    def keep() -> None:
+        for text in texts:
+            pool.reserve(text, len(text.tokens) + 1)
+        layout(texts, CONTEXT // SIZE, count)
+        for text in texts:
+            pool.commit(text, [5])
+
+    def back() -> None:
+        for text in texts:
+            pool.truncate(text, length)
+
+    def timed() -> float:
+        back()
+        start = time.perf_counter()
+        for _ in range(SPACE):  # both a step that needs pages, and those that need none
+            keep()
+        return (time.perf_counter() - start) / SPACE
+
+    timed()
+    at = layout(texts, CONTEXT // SIZE, count)
+    return timed, state_of(dataclasses.replace(memory.cache, at=at), MANY)
+
+
+def moved(model: Any, state: Any) -> float:
+    """Bytes that the operations of a decode step read and write, as the compiler counts."""
+    import jax
+    import jax.numpy as jnp
+
+    from dflash_lite.decoding import decode_step, make_sampling
+
+    how, mode = make_sampling(model, len(state.lengths), 0.0, None, None, 0)
+    once = jax.jit(decode_step, static_argnames="mode", donate_argnames="state")
+    program = once.lower(model, state, jnp.array([-1], jnp.int32), how, mode).compile()
+    cost = program.cost_analysis()
+    return (cost[0] if isinstance(cost, list) else cost)["bytes accessed"]
+
+
+def measure(rounds: int) -> dict:
+    """The results of all rounds."""
+    from bench.__main__ import machine, rotate, use_cores
+
+    threads = use_cores(THREADS)
+    import jax
+    from tqdm import tqdm
+
+    import dflash_lite
+
+    model, _ = dflash_lite.load("smollm2-135m")
+    weights = sum(x.nbytes for x in jax.tree.leaves(model))
+    row = 8 * (c := model.config).num_hidden_layers * c.num_key_value_heads * c.head_dim
+    states = subjects(model)
+    results = {
+        "date": datetime.date.today().isoformat(), "machine": machine(), "threads": threads,
+        "versions": {"python": platform.python_version()}
+        | {n: metadata.version(n) for n in ("dflash_lite", "jax", "flax", "numpy")},
+        "rows": ROWS, "context": CONTEXT, "page": SIZE, "many": MANY, "rounds": rounds,
+        "least_bytes": weights + ROWS * (CONTEXT - SPACE + 1) * row,
+        # every page of the pool, and its running sums written and read
+        "page_bytes": weights + ROWS * CONTEXT * row
+        + 2 * ROWS * CONTEXT // SIZE * c.num_hidden_layers * c.num_attention_heads
+        * 4 * (c.head_dim + 2),
+        "bytes": {name: moved(model, state) for name, state in states.items()},
+        "seconds": {name: [] for name in [*states, "many rows", "upkeep"]},
+    }  # fmt: skip
+    keep, many = upkeep(model)
+    states["many rows"] = many
+    for number_ in tqdm(range(-1, rounds), unit="round"):
+        for name in rotate([*states, "upkeep"], max(number_, 0)):
+            if name == "upkeep":
+                seconds = keep()
+            else:
+                seconds, states[name] = step(model, states[name])
+            if number_ >= 0:  # the first compiles
+                results["seconds"][name].append(seconds)
+    return results
+
+
+def table(results: dict) -> str:
+    """The results in Markdown."""
+    seconds, dense = results["seconds"], results["seconds"]["dense"]
+    rows = []
+    for name in ("dense", "pages", "XLA's attention"):
+        beside = ratio(seconds[name], dense)
+        median, span, _ = spread(summary([1e3 * s for s in seconds[name]]))
+        times = "1" if name == "dense" else (
+            f"{beside.median:.2f} ({beside.interval[0]:.2f} to {beside.interval[1]:.2f})"
+        )  # fmt: skip
+        rows.append([name, median, span, times])
+    least, counted = results["least_bytes"], results["bytes"]
+    share = ratio([100 * s for s in seconds["upkeep"]], seconds["many rows"])
+    return "\n\n".join([
+        f"SmolLM2-135M, float32: one decode step of {results['rows']} rows at a context of "
+        f"{results['context']}, pages of {results['page']}, {results['threads']} threads.",
+        grid(["cache", "ms a step", "range", "over the dense cache"], rows),
+        f"{results['rounds']} rounds in rotating order, ratios within a round, in brackets a 95% "
+        "bootstrap interval of the median. \"XLA's attention\" is a dense cache that attends by "
+        "`jax.nn.dot_product_attention`.",
+        f"Bytes: at least {number(least / 1e9)} GB for the weights and the rows that count; "
+        f"{results['page_bytes'] / least:.2f} times that for whole pages and their running sums. "
+        "The compiler counts what all operations read and write, wherever it lies: "
+        f"{number(counted['dense'] / 1e9)} GB for the dense cache, "
+        f"{counted['pages'] / counted['dense']:.2f} times that for pages.",
+        f"Keeping the pages of {results['many']} texts costs "
+        f"{number(1e3 * summary(seconds['upkeep']).median)} ms a step on the host, "
+        f"{share.median:.2g}% ({share.low:.2g} to {share.high:.2g}) of a step of that many rows.",
+        where(results),
+    ])  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.paging", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=10, help="at least 2")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    try:
+        results = measure(max(2, args.rounds))
+    except KeyboardInterrupt:
+        print("\nInterrupted; nothing was written.", file=sys.stderr)
+        return 130
+    args.output.mkdir(parents=True, exist_ok=True)
+    (args.output / PAGING).write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    print(table(results))
+    if args.output == RESULTS:
+        write()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
