@@ -210,8 +210,10 @@ def exit_codes() -> Iterator[None]:
     of ours and keeps its stack trace.
     """
     try:
-        yield
-        sys.stdout.flush()
+        try:
+            yield
+        finally:  # typer ends the process itself after a help
+            sys.stdout.flush()
     except KeyboardInterrupt:
         say("dflash-lite: interrupted")
         leave(128 + signal.SIGINT)
@@ -959,7 +961,8 @@ def main() -> None:
     """The command `dflash-lite`; it ends the process."""
     interrupt_once()
     prepare_output()
-    app(prog_name="dflash-lite")
+    with exit_codes():
+        app(prog_name="dflash-lite")
 
 
 # %% [markdown]

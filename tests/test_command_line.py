@@ -417,6 +417,25 @@ def test_a_full_disk_is_said(environment, model):
     assert ended.returncode == 1 and "No space left" in line
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["generate", "-h"], ["doctor"]])
+def test_a_full_disk_is_said_of_everything_that_is_written(environment, arguments):
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run([COMMAND, *arguments], env=environment, stdin=subprocess.DEVNULL,
+                               stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE)
+    (line,) = lines(ended.stderr)
+    assert ended.returncode == 1 and "No space left" in line
+
+
+@pytest.mark.parametrize("end", [">&-", "| true", "2>&-"])
+@pytest.mark.parametrize("arguments", ["--help", "--version", "generate"])
+def test_a_closed_output_shows_no_trace(environment, arguments, end):
+    shell = f"'{COMMAND}' {arguments} {end}"
+    ended = subprocess.run(shell, shell=True, env=environment, capture_output=True, text=True,
+                           stdin=subprocess.DEVNULL, timeout=PATIENCE)
+    assert "Traceback" not in ended.stderr and "Exception" not in ended.stderr
+
+
 def test_closed_standard_error_does_not_spoil_the_output(environment, model):
     shell = f"'{COMMAND}' generate --model '{model}' Hi 2>&- <&-"
     ended = subprocess.run(shell, shell=True, env=environment, capture_output=True, text=True)
