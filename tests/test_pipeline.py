@@ -612,6 +612,26 @@ def test_damaged_notebook_fails_the_check(made, capsys, break_it, message):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("damage", [
+    lambda data: b"",
+    lambda data: data[: len(data) // 2],
+    lambda data: b"[]",
+    lambda data: b"null",
+    lambda data: b"{}",
+    lambda data: b'{"cells": 1, "nbformat": 4, "nbformat_minor": 5}',
+    lambda data: data.replace(b'"nbformat": 4', b'"nbformat": "x"'),
+    lambda data: data.replace(b'"id":', b'"di":'),
+    lambda data: data.replace(b'"nbformat_minor": 5', b'"nbformat_minor": 4'),
+    lambda data: b"\x89PNG\xff\x00" * 100,
+])
+def test_a_file_that_is_no_notebook_is_named_in_one_line(made, capfd, damage):
+    path = made / "chapters" / "01_counting.ipynb"
+    path.write_bytes(damage(path.read_bytes()))
+    assert notebooks.main(["--check"], made) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("chapters/01_counting.ipynb: ") and "make notebooks" in line
+
+
 def test_notebook_of_a_chapter_that_stops(project, capsys):
     edit(project / "chapters" / "01_counting.py", "print(len(WORD", "print(1 / 0, len(WORD")
     assert notebooks.main(["01"], project) == 1

@@ -143,17 +143,19 @@ def difference(path: Path, root: Path = ROOT) -> list[str]:
     name = target.relative_to(root).as_posix()
     if not target.exists():
         return [f"{name}: missing; make it with `make notebooks`\n"]
-    text = target.read_text(encoding="utf-8")
     try:
+        text = target.read_text(encoding="utf-8")
         old = nbformat.reads(text, as_version=4)
-    except ValueError as error:
-        return [f"{name}: not a notebook: {error}\n"]
-    lines = listing(old), listing(build(path, root))
-    diff = list(difflib.unified_diff(*lines, name, f"{name} (from the chapter)"))
-    if not diff:
+        nbformat.validate(old)
+        listed = listing(old)
         thin(old)
-        if text_of(old) != text:
-            return [f"{name}: not as tools/notebooks.py writes it; `make notebooks`\n"]
+    except Exception as error:  # no JSON, no notebook, no text: each library has its own
+        reason = " ".join(str(error).split())
+        return [f"{name}: not a notebook ({reason:.80}); make it with `make notebooks`\n"]
+    lines = listed, listing(build(path, root))
+    diff = list(difflib.unified_diff(*lines, name, f"{name} (from the chapter)"))
+    if not diff and text_of(old) != text:
+        return [f"{name}: not as tools/notebooks.py writes it; `make notebooks`\n"]
     return diff
 
 
