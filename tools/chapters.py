@@ -77,11 +77,16 @@ def read_chapter(path: Path, root: Path = ROOT) -> Chapter:
 
 
 def write_file(path: Path, text: str) -> None:
+    """Replace a text file in one step; see `write_bytes`."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
     """Replace a file in one step, so that nobody reads half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        half.write_text(text, encoding="utf-8", newline="\n")
+        half.write_bytes(data)
         half.replace(path)
     finally:
         half.unlink(missing_ok=True)
