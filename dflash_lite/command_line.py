@@ -317,6 +317,8 @@ def answer(prompt: str, settings: Settings) -> Iterator[News]:
         decoding.check_settings(*(options[key] for key in checked))
     except checkpoints.UserError as error:
         raise typer.BadParameter(str(error)) from None
+    if settings.system is not None and not settings.chat:
+        raise typer.BadParameter("--raw has no chat, so leave out --system.")
     yield News(stage="")  # a download shows a bar of its own
     checkpoint = checkpoints.open_checkpoint(name)
     yield News(stage=f"Loading {name}")

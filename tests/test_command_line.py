@@ -349,6 +349,7 @@ def test_a_mistake_gets_one_line_and_code_1(run, model, arguments, stdin, words)
         (["generate", "--modle", "x", "Hi"], "--modle"),
         (["generate", "--top-k", "0", "Hi"], "--top-k"),
         (["generate", "--top-p", "0", "Hi"], "top_p is 0.0"),
+        (["generate", "--raw", "--system", "x", "--model", "none", "Hi"], "--system"),
         (["generate", "--max-new-tokens", "many", "Hi"], "--max-new-tokens"),
         (["generate", "--dtype", "int4", "Hi"], "--dtype"),
         (["generate", "two", "prompts"], "prompts"),
