@@ -1,6 +1,7 @@
 # ---
 # jupyter:
 #   dflash_lite:
+#     main: main
 #     module: command_line
 #     public: []
 #   jupytext:
@@ -183,7 +184,7 @@ def interrupt_once() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, interrupt)
 
 
@@ -954,8 +955,9 @@ def doctor(
 
 
 # %% [markdown]
-# What remains is the door. The package's metadata names it as the script
-# `dflash-lite`.
+# What remains is the door. The script `dflash-lite` comes to it through
+# `dflash_lite/__main__.py`, a few lines that hear Ctrl-C while this module and
+# its imports are still loading.
 
 
 # %% tags=["export"]

@@ -305,6 +305,27 @@ except AttributeError as error:
     assert run.stdout == "module 'dflash_lite' has no attribute 'nothing'\n", run.stderr
 
 
+def test_a_chapter_can_be_a_command(project, capsys):
+    ranking = project / "chapters" / "02_ranking.py"
+    edit(ranking, "#     module: ranking", "#     main: say\n#     module: ranking")
+    assert tangle.main([], project) == 2
+    assert "chapters/02_ranking.py:1: `main` names `say`" in capsys.readouterr().err
+    command = '\n\n# %% tags=["export"]\ndef say() -> None:\n    """Say."""\n    print("said")\n'
+    ranking.write_text(ranking.read_text() + command)
+    assert tangle.main([], project) == 0
+    run = subprocess.run([sys.executable, "-m", "dflash_lite"], cwd=project,
+                         capture_output=True, text=True)
+    assert run.stdout == "said\n", run.stderr
+    counting = project / "chapters" / "01_counting.py"
+    edit(counting, "#     module: counting", "#     main: words\n#     module: counting")
+    assert tangle.main([], project) == 2
+    assert "01_counting.py names a `main`, too" in capsys.readouterr().err
+    for path, line in ((counting, "words"), (ranking, "say")):
+        edit(path, f"#     main: {line}\n", "")
+    assert tangle.main([], project) == 0
+    assert not (project / "dflash_lite" / "__main__.py").exists()
+
+
 def test_every_line_of_an_exported_cell_arrives(project):
     files = tangle.tangle(project)
     for path in chapter_paths(project):
