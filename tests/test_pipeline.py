@@ -868,6 +868,21 @@ def test_a_chapter_that_is_no_text(project):
         read_chapter(path, project)
 
 
+@pytest.mark.parametrize("make", [
+    lambda project: tangle.main([], project),
+    lambda project: notebooks.main(["02"], project),
+    lambda project: notebooks.main(["--check", "02"], project),
+    lambda project: student.main(project),
+])
+def test_every_tool_names_a_chapter_that_is_no_text(project, capsys, make):
+    path = project / "chapters" / "02_ranking.py"
+    path.with_suffix(".ipynb").write_text(nbformat.writes(nbformat.v4.new_notebook()))
+    path.write_bytes(b"# %% \xff\xfe")
+    assert make(project) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("chapters/02_ranking.py:1: it cannot be read")
+
+
 # Exercise checks
 # ---------------
 

@@ -51,18 +51,24 @@ def chapter_paths(root: Path = ROOT) -> list[Path]:
     return sorted((root / "chapters").glob("*.py"))
 
 
+def parse(path: Path, root: Path = ROOT) -> tuple[str, nbformat.NotebookNode]:
+    """A chapter's text, and the notebook that it is."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return text, jupytext.reads(text, fmt="py:percent")
+    except (OSError, UnicodeDecodeError, nbformat.ValidationError) as error:
+        where = path.relative_to(root).as_posix()
+        reason = str(error).strip().splitlines()[0]
+        raise Problem(f"{where}:1: it cannot be read: {reason}") from None
+
+
 def read_chapter(path: Path, root: Path = ROOT) -> Chapter:
     """Read one chapter, with the line of each cell."""
     where = path.relative_to(root).as_posix()
     match = FILE_NAME.fullmatch(path.name)
     if not match:
         raise Problem(f"{where}:1: a chapter's file is called NN_name.py, in small letters")
-    try:
-        text = path.read_text(encoding="utf-8")
-        notebook = jupytext.reads(text, fmt="py:percent")
-    except (OSError, UnicodeDecodeError, nbformat.ValidationError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise Problem(f"{where}:1: it cannot be read: {reason}") from None
+    text, notebook = parse(path, root)
     chapter = Chapter(where, match[1], dict(notebook.metadata.get(PACKAGE, {})))
     starts = [n for n, line in enumerate(text.splitlines(), 1) if re.match(r"# %%( |$)", line)]
     if len(starts) != len(notebook.cells):

@@ -20,11 +20,10 @@ import sys
 import tomllib
 from pathlib import Path
 
-import jupytext
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from chapters import ROOT, Problem, chapter_paths, write_file
+from chapters import ROOT, Problem, chapter_paths, parse, write_file
 
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -65,7 +64,7 @@ def colab_link(notebook: str, root: Path = ROOT) -> str:
 
 def build(path: Path, root: Path = ROOT) -> nbformat.NotebookNode:
     """The notebook of a chapter, not yet run."""
-    notebook = jupytext.reads(path.read_text(encoding="utf-8"), fmt="py:percent")
+    _, notebook = parse(path, root)
     link = colab_link(path.with_suffix(".ipynb").relative_to(root).as_posix(), root)
     top = [
         new_markdown_cell(BADGE.format(colab=COLAB, link=link), id="badge"),
@@ -195,14 +194,17 @@ def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
             path.unlink()
             print(f"removed {name}")
     for path in paths:
-        if args.check:
-            lines = difference(path, root)
-            sys.stderr.writelines(lines)
-            stale |= bool(lines)
-            continue
-        notebook = build(path, root)
         try:
+            if args.check:
+                lines = difference(path, root)
+                sys.stderr.writelines(lines)
+                stale |= bool(lines)
+                continue
+            notebook = build(path, root)
             execute(notebook, path.parent, root)
+        except Problem as problem:
+            print(problem, file=sys.stderr)
+            return 2
         except Exception as error:  # a cell's error, or a kernel that did not start or died
             message = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
             print(f"{path.relative_to(root).as_posix()}: {message}", file=sys.stderr)
