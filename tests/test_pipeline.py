@@ -645,11 +645,12 @@ def test_damaged_notebook_fails_the_check(made, capsys, break_it, message):
     lambda data: data.replace(b'"nbformat_minor": 5', b'"nbformat_minor": 4'),
     lambda data: b"\x89PNG\xff\x00" * 100,
 ])
-def test_a_file_that_is_no_notebook_is_named_in_one_line(made, capfd, damage):
+def test_a_file_that_is_no_notebook_is_named_in_one_line(made, capfd, recwarn, damage):
     path = made / "chapters" / "01_counting.ipynb"
     path.write_bytes(damage(path.read_bytes()))
     assert notebooks.main(["--check"], made) == 1
     (line,) = capfd.readouterr().err.splitlines()
+    assert not recwarn.list
     assert line.startswith("chapters/01_counting.ipynb: ") and "make notebooks" in line
 
 

@@ -18,6 +18,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import warnings
 from pathlib import Path
 
 import nbformat
@@ -144,8 +145,9 @@ def difference(path: Path, root: Path = ROOT) -> list[str]:
         return [f"{name}: missing; make it with `make notebooks`\n"]
     try:
         text = target.read_text(encoding="utf-8")
-        old = nbformat.reads(text, as_version=4)
-        nbformat.validate(old)
+        with warnings.catch_warnings(action="ignore"):  # what is wrong is said below
+            old = nbformat.reads(text, as_version=4)
+            nbformat.validate(old)
         listed = listing(old)
         thin(old)
     except Exception as error:  # no JSON, no notebook, no text: each library has its own
