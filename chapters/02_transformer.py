@@ -112,7 +112,7 @@ def matmul(
     if not 1 < rows <= FEW_ROWS or outputs % 2:
         both_last = (((1,), (1,)), ((), ()))
         return jax.lax.dot_general(x, w, both_last, precision=exact)
-    halves = w.reshape(2, outputs // 2, -1)
+    halves = w.reshape(2, outputs // 2, w.shape[1])
     twice = jnp.broadcast_to(x, (2, *x.shape))
     each = (((2,), (2,)), ((0,), (0,)))
     y = jax.lax.dot_general(halves, twice, each, precision=exact)

@@ -1,6 +1,7 @@
 # ---
 # jupyter:
 #   dflash_lite:
+#     main: main
 #     module: command_line
 #     public: []
 #   jupytext:
@@ -183,7 +184,7 @@ def interrupt_once() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, interrupt)
 
 
@@ -210,8 +211,10 @@ def exit_codes() -> Iterator[None]:
     of ours and keeps its stack trace.
     """
     try:
-        yield
-        sys.stdout.flush()
+        try:
+            yield
+        finally:  # typer ends the process itself after a help
+            sys.stdout.flush()
     except KeyboardInterrupt:
         say("dflash-lite: interrupted")
         leave(128 + signal.SIGINT)
@@ -476,6 +479,8 @@ def answer(prompt: str, settings: Settings) -> Iterator[News]:
         decoding.check_settings(*(options[key] for key in checked))
     except checkpoints.UserError as error:
         raise typer.BadParameter(str(error)) from None
+    if settings.system is not None and not settings.chat:
+        raise typer.BadParameter("--raw has no chat, so leave out --system.")
     yield News(stage="")  # a download shows a bar of its own
     checkpoint = checkpoints.open_checkpoint(name)
     yield News(stage=f"Loading {name}")
@@ -950,8 +955,9 @@ def doctor(
 
 
 # %% [markdown]
-# What remains is the door. The package's metadata names it as the script
-# `dflash-lite`.
+# What remains is the door. The script `dflash-lite` comes to it through
+# `dflash_lite/__main__.py`, a few lines that hear Ctrl-C while this module and
+# its imports are still loading.
 
 
 # %% tags=["export"]
@@ -959,7 +965,8 @@ def main() -> None:
     """The command `dflash-lite`; it ends the process."""
     interrupt_once()
     prepare_output()
-    app(prog_name="dflash-lite")
+    with exit_codes():
+        app(prog_name="dflash-lite")
 
 
 # %% [markdown]

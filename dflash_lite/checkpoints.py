@@ -579,7 +579,8 @@ class RopeConfig:
                 continue
             if not _is_number(value) or value <= low:
                 raise UserError(
-                    f"rope: {name} is {value!r}; expected above {low}."
+                    f"rope: {name} is {value!r}; expected a number above "
+                    f"{low}."
                 )
         if self.kind == "llama3" and self.low_freq_factor >= (
             self.high_freq_factor
@@ -589,10 +590,11 @@ class RopeConfig:
                 f"below high_freq_factor, {self.high_freq_factor}."
             )
         old = self.original_max_position_embeddings
-        if not isinstance(old, int) or old < (self.kind in ("llama3", "yarn")):
+        least = int(self.kind in ("llama3", "yarn"))
+        if type(old) is not int or old < least:
             raise UserError(
                 f"rope: original_max_position_embeddings is {old!r}; expected "
-                "1 or more."
+                f"a whole number of {least} or more."
             )
 
 
@@ -630,10 +632,14 @@ class ModelConfig:
         for name in _SIZES:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
-                raise UserError(f"{name} is {value!r}; expected 1 or more.")
+                raise UserError(
+                    f"{name} is {value!r}; expected a whole number of 1 or "
+                    "more."
+                )
         if not _is_number(self.rms_norm_eps) or self.rms_norm_eps < 0:
             raise UserError(
-                f"rms_norm_eps is {self.rms_norm_eps!r}; expected 0 or more."
+                f"rms_norm_eps is {self.rms_norm_eps!r}; expected a number "
+                "of 0 or more."
             )
         heads, shared = self.num_attention_heads, self.num_key_value_heads
         if heads % shared:
@@ -1169,6 +1175,16 @@ class Checkpoint:
     config: ModelConfig
     tokenizer: Tokenizer
     tensors: Tensors
+
+    def __post_init__(self):
+        # a model may have more rows than tokens: some pad their tables
+        tokens, rows = self.tokenizer.vocab_size, self.config.vocab_size
+        if tokens > rows:
+            raise UserError(
+                f"The tokenizer has {tokens} tokens, and the model's "
+                f"vocab_size is {rows}. They belong to different models: fetch "
+                "both again."
+            )
 
 
 def open_checkpoint(name_or_path: str | os.PathLike) -> Checkpoint:

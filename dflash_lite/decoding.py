@@ -56,6 +56,8 @@ __all__ = [
     "is_one",
     "check_prompts",
     "check_settings",
+    "WHOLE",
+    "REAL",
     "Stream",
     "pack",
     "Timer",
@@ -459,17 +461,26 @@ def encode_prompt(
     """The token ids of a prompt: of a text, a chat, or ids themselves.
 
     Raises:
-        UserError: the prompt is empty, or none of these.
+        UserError: the prompt is empty, or none of these; or it is no chat and
+            has a system message.
     """
     if isinstance(prompt, str) and chat:
         prompt = [{"role": "user", "content": prompt}]
+    if system is not None and not _all_are(prompt, dict):
+        raise UserError(
+            f"system is {system!r:.60}, but the prompt is no chat. Leave it "
+            "out, or write it into the text."
+        )
+    if not isinstance(system, str | None):
+        raise UserError(f"system is {system!r:.60}; expected a text or None.")
     if isinstance(prompt, str):
         ids = tokenizer.encode(prompt)
     elif isinstance(prompt, list) and not prompt:
         ids = []
     elif _all_are(prompt, dict):
-        opening = [{"role": "system", "content": system}] if system else []
-        text = tokenizer.chat([*opening, *prompt])
+        if system is not None:
+            prompt = [{"role": "system", "content": system}, *prompt]
+        text = tokenizer.chat(prompt)
         ids = tokenizer.encode(text, add_special_tokens=False)
     elif _all_are(prompt, numbers.Integral):
         ids = [int(i) for i in prompt]
@@ -489,9 +500,9 @@ def _all_are(prompt: Any, kind: type) -> bool:
 
 def is_one(prompt: Prompt | Sequence[Prompt]) -> bool:
     """Whether this is a single prompt, rather than a list of them."""
-    if not isinstance(prompt, list) or not prompt:
+    if not isinstance(prompt, list):
         return True
-    return isinstance(prompt[0], (numbers.Integral, dict))
+    return bool(prompt) and isinstance(prompt[0], (numbers.Integral, dict))
 
 
 def check_prompts(prompts: list[list[int]], config: ModelConfig) -> None:
@@ -505,12 +516,13 @@ def check_prompts(prompts: list[list[int]], config: ModelConfig) -> None:
         if len(ids) > context:
             raise UserError(
                 f"A prompt has {len(ids)} tokens; the model's context is "
-                f"{context}."
+                f"{context}. Shorten the prompt."
             )
         wrong = [i for i in ids if not 0 <= i <= last]
         if wrong:
             raise UserError(
-                f"The token id {wrong[0]} is outside of 0 to {last}."
+                f"The token id {wrong[0]} is outside of 0 to {last}. Encode "
+                "the prompt with this model's tokenizer."
             )
 
 
@@ -526,31 +538,44 @@ def check_settings(
     Raises:
         UserError: it names the setting, its value, and what was expected.
     """
-    whole, real = numbers.Integral, numbers.Real
     rules = [
         (
             "max_new_tokens",
             max_new_tokens,
-            whole,
             lambda x: x >= 0,
-            "0 or more",
+            "a whole number of 0 or more",
         ),
-        ("temperature", temperature, real, lambda x: 0 <= x < 1e9, "0 to 1e9"),
-        ("top_k", top_k, whole, lambda x: x >= 1, "1 or more, or None"),
+        (
+            "temperature",
+            temperature,
+            lambda x: 0 <= x < 1e9,
+            "a number from 0 to 1e9",
+        ),
+        (
+            "top_k",
+            top_k,
+            lambda x: x >= 1,
+            "a whole number of 1 or more, or None",
+        ),
         (
             "top_p",
             top_p,
-            real,
             lambda x: 0 < x <= 1,
-            "above 0, up to 1, or None",
+            "a number above 0, up to 1, or None",
         ),
-        ("seed", seed, whole, lambda x: True, "a whole number"),
+        ("seed", seed, lambda x: True, "a whole number"),
     ]
-    for name, value, kind, fine, expected in rules:
+    for name, value, fine, expected in rules:
         if value is None and "None" in expected:
             continue
-        if not isinstance(value, kind) or not fine(value):
-            raise UserError(f"{name} is {value!r}; expected {expected}.")
+        kinds = WHOLE if "whole" in expected else (*WHOLE, *REAL)
+        right = isinstance(value, kinds) and not isinstance(value, bool)
+        if not right or not fine(value):
+            raise UserError(f"{name} is {value!r:.60}; expected {expected}.")
+
+
+WHOLE = (int, np.integer)
+REAL = (float, np.floating)
 
 
 class Stream:
@@ -616,7 +641,8 @@ class Stream:
 def pack(prompts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
     """Prompts of unequal length in one array, padded behind with zeros."""
     lengths = np.array([len(p) for p in prompts], np.int32)
-    packed = np.zeros((len(prompts), bucket(int(lengths.max()))), np.int32)
+    widest = int(lengths.max(initial=1))
+    packed = np.zeros((len(prompts), bucket(widest)), np.int32)
     for row, prompt in zip(packed, prompts, strict=True):
         row[: len(prompt)] = prompt
     return packed, lengths
@@ -657,7 +683,7 @@ def generate(
 
     Args:
         prompt: a text, a chat (dicts with "role" and "content"), token ids, or
-            a list of these.
+            a list of these; an empty list gives an empty list.
         max_new_tokens: at most so many; fewer when the context ends.
         temperature: 0 takes the most likely token, always.
         top_k: with a temperature, draw from the k most likely tokens only.
@@ -667,7 +693,7 @@ def generate(
         chat: write a text as the user's turn of a chat, with the model's
             template; False takes the text as it is.
         system: a system message before the chat; None leaves that to the
-            template.
+            template. Only a chat can have one.
         stream: return a `Stream` instead of waiting for the end.
 
     Raises:
@@ -683,10 +709,10 @@ def generate(
     check_prompts(prompts, model.config)
     rows, statistics = [tokenizer.stream() for _ in prompts], Statistics()
     statistics.prompt_tokens = sum(map(len, prompts))
-    how = make_sampling(model, len(prompts), temperature, top_k, top_p, seed)
-    stops = jnp.array(tokenizer.stop_ids or (-1,), jnp.int32)
+    how = (temperature, top_k, top_p, seed)
     steps = STREAM_STEPS if stream else QUIET_STEPS
-    work = run(model, prompts, max_new_tokens, stops, *how, steps, statistics)
+    stops = tokenizer.stop_ids
+    work = run(model, prompts, max_new_tokens, stops, how, steps, statistics)
     result = Stream(rows, one, statistics, work)
     if not stream:
         for _ in result:
@@ -724,18 +750,27 @@ def run(
     model: Transformer,
     prompts: list[list[int]],
     max_new_tokens: int,
-    stops: Int[Array, "stops"],
-    sampling: Sampling,
-    mode: str,
+    stop_ids: tuple[int, ...],
+    how: tuple[float, int | None, float | None, int],
     steps: int,
     statistics: Statistics,
 ) -> Iterator[tuple[State, np.ndarray]]:
-    """The state after prefill, and after every few decode steps."""
+    """The state after prefill, and after every few decode steps.
+
+    Args:
+        how: temperature, top_k, top_p and seed.
+    """
     packed, lengths = pack(prompts)
     context = model.config.max_position_embeddings
     max_new_tokens = min(int(max_new_tokens), context)
     limits = np.minimum(lengths + max_new_tokens, context).astype(np.int32)
+    if (lengths >= limits).all():  # nothing to write, so nothing to read
+        none, nothing = np.zeros(len(prompts), bool), DenseCache((), ())
+        yield State(packed, lengths, limits, none, nothing), lengths
+        return
     capacity = min(bucket(packed.shape[1] + max_new_tokens), bucket(context))
+    sampling, mode = make_sampling(model, len(prompts), *how)
+    stops = jnp.array(stop_ids or (-1,), jnp.int32)
     with Timer(statistics, "prefill_seconds"):
         state = prefill(
             model, packed, lengths, limits, stops, sampling, capacity, mode

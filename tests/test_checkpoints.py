@@ -660,6 +660,16 @@ def test_tokenizer_settings_of_the_wrong_kind(copy, change, word):
         refused(copy, word)
 
 
+@pytest.mark.parametrize("change", [-1, 0, 40])
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path, change):
+    """A model with more rows than tokens is common: its table is padded."""
+    path = write_hub(tmp_path / "hub", vocab_size=CONFIG["vocab_size"] + change)
+    if change >= 0:
+        assert open_checkpoint(path).config.vocab_size == CONFIG["vocab_size"] + change
+    else:
+        refused(path, str(CONFIG["vocab_size"]), "vocab_size", "fetch")
+
+
 def test_a_chat_template_that_is_no_text(copy):
     (copy / "chat_template.jinja").write_bytes(b"\xff\xfe")
     refused(copy, "chat_template.jinja")
@@ -724,14 +734,16 @@ def test_a_home_that_nobody_has(monkeypatch):
         ({"vocab_size": ..., "num_hidden_layers": ...}, "vocab_size, num_hidden_layers"),
         ({"hidden_size": None}, "hidden_size"),
         ({"hidden_size": "32"}, "hidden_size"),
+        ({"hidden_size": 2.5}, "hidden_size is 2.5; expected a whole number"),
+        ({"vocab_size": True}, "vocab_size is True; expected a whole number"),
         ({"num_attention_heads": 0}, "num_attention_heads"),
         ({"num_hidden_layers": -1}, "num_hidden_layers"),
         ({"num_key_value_heads": 3}, "num_key_value_heads"),
         ({"head_dim": 7}, "head_dim"),
-        ({"rms_norm_eps": "x"}, "rms_norm_eps"),
+        ({"rms_norm_eps": "x"}, "rms_norm_eps is 'x'; expected a number"),
         ({"rms_norm_eps": -1.0}, "rms_norm_eps"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
-        ({"rope_theta": "x"}, "theta"),
+        ({"rope_theta": "x"}, "theta is 'x'; expected a number"),
         ({"rope_scaling": {"rope_type": "linear", "factor": None}}, "factor"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": 0}}, "beta_fast"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}, "rope_theta": 1}, "theta"),
@@ -740,6 +752,9 @@ def test_a_home_that_nobody_has(monkeypatch):
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0,
                            "original_max_position_embeddings": -5}},
          "original_max_position_embeddings"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0,
+                           "original_max_position_embeddings": True}},
+         "original_max_position_embeddings is True; expected a whole number"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": "x"}},
          "low_freq_factor"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 4.0}},

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import termios
 import time
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -349,6 +350,7 @@ def test_a_mistake_gets_one_line_and_code_1(run, model, arguments, stdin, words)
         (["generate", "--modle", "x", "Hi"], "--modle"),
         (["generate", "--top-k", "0", "Hi"], "--top-k"),
         (["generate", "--top-p", "0", "Hi"], "top_p is 0.0"),
+        (["generate", "--raw", "--system", "x", "--model", "none", "Hi"], "--system"),
         (["generate", "--max-new-tokens", "many", "Hi"], "--max-new-tokens"),
         (["generate", "--dtype", "int4", "Hi"], "--dtype"),
         (["generate", "two", "prompts"], "prompts"),
@@ -417,6 +419,25 @@ def test_a_full_disk_is_said(environment, model):
     assert ended.returncode == 1 and "No space left" in line
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["generate", "-h"], ["doctor"]])
+def test_a_full_disk_is_said_of_everything_that_is_written(environment, arguments):
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run([COMMAND, *arguments], env=environment, stdin=subprocess.DEVNULL,
+                               stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE)
+    (line,) = lines(ended.stderr)
+    assert ended.returncode == 1 and "No space left" in line
+
+
+@pytest.mark.parametrize("end", [">&-", "| true", "2>&-"])
+@pytest.mark.parametrize("arguments", ["--help", "--version", "generate"])
+def test_a_closed_output_shows_no_trace(environment, arguments, end):
+    shell = f"'{COMMAND}' {arguments} {end}"
+    ended = subprocess.run(shell, shell=True, env=environment, capture_output=True, text=True,
+                           stdin=subprocess.DEVNULL, timeout=PATIENCE)
+    assert "Traceback" not in ended.stderr and "Exception" not in ended.stderr
+
+
 def test_closed_standard_error_does_not_spoil_the_output(environment, model):
     shell = f"'{COMMAND}' generate --model '{model}' Hi 2>&- <&-"
     ended = subprocess.run(shell, shell=True, env=environment, capture_output=True, text=True)
@@ -471,6 +492,38 @@ def test_interrupt_while_it_starts(terminal, endless, flags):
     assert (code, piped) == (130, "")
     assert shown.count("interrupted") == 1 and "Traceback" not in shown
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h"), "the cursor is back"
+
+
+def test_interrupt_while_its_modules_load(terminal, tmp_path):
+    slow = "import sys, time; print('loading', file=sys.stderr, flush=True); time.sleep(60)"
+    (tmp_path / "typer.py").write_text(slow)
+    command = [sys.executable, "-m", "dflash_lite", "--help"]
+    session = terminal(*command, PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]))
+    session.read(until="loading")
+    session.interrupt()
+    code, shown, _ = session.end()
+    said = [line.replace("^C", "") for line in lines(shown)]
+    assert (code, [line for line in said if line]) == (
+        130, ["loading", "dflash-lite: interrupted"]
+    )
+
+
+def test_a_command_in_the_background_ignores_the_terminals_interrupt():
+    code = (
+        "import signal, dflash_lite.command_line as c\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "c.interrupt_once()\n"
+        "assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_script_is_the_door_that_hears_the_interrupt():
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    assert project["project"]["scripts"] == {"dflash-lite": "dflash_lite.__main__:main"}
+    module = [sys.executable, "-m", "dflash_lite", "--version"]
+    version = subprocess.run(module, capture_output=True, text=True, check=True)
+    assert version.stdout == f"dflash-lite {dflash_lite.__version__}\n"
 
 
 def test_interrupt_in_an_answer_keeps_what_was_said(terminal, endless):

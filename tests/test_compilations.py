@@ -70,6 +70,22 @@ def test_no_program_after_warm_up(pair, mode):
     assert programs() == before and COMPILE_CLOCK.count == count
 
 
+def test_nothing_to_write_compiles_nothing(pair):
+    """In no mode, for no size of batch that others use."""
+    full = pair[0].config.max_position_embeddings
+    count = COMPILE_CLOCK.count
+    for options in ({}, {"temperature": 0.7}, {"stream": True}):
+        for prompt, new in (([[3, 4]] * 13, 0), ([[5] * full] * 13, 8), ([], 8)):
+            found = dflash_lite.generate(*pair, prompt, max_new_tokens=new, **options)
+            if "stream" in options:
+                assert list(found) == []
+                found = found.result
+            assert [(one.tokens, one.text, one.finish_reason) for one in found] == [
+                ([], "", "length")
+            ] * len(prompt)
+    assert COMPILE_CLOCK.count == count
+
+
 def prepared(model, rows=2):
     packed, lengths = pack([list(range(3, 3 + n)) for n in (5, 9)][:rows])
     how, mode = make_sampling(model, rows, 0.8, 20, None, 0)

@@ -4,6 +4,8 @@ import dataclasses
 import os
 import subprocess
 import sys
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 
 import jax
@@ -491,7 +493,7 @@ def test_a_prompt_as_long_as_the_context(short, length):
 
 
 def test_a_prompt_longer_than_the_context(short):
-    with pytest.raises(UserError, match=f"{CONTEXT + 1} tokens.*context is {CONTEXT}"):
+    with pytest.raises(UserError, match=f"{CONTEXT + 1} tokens.*context is {CONTEXT}. Shorten"):
         generate(short, random_ids(CONTEXT + 1))
     with pytest.raises(UserError, match="context"):
         generate(short, ["a", "word " * 100], chat=False)
@@ -507,8 +509,19 @@ def test_a_context_that_is_no_power_of_two(folder):
 
 # Prompts and settings
 
+NO_NUMBERS = [Fraction(1, 2), Fraction(1), Decimal(1), 1j, np.bool_(True), np.array(1), np.ones(99)]
+NO_NUMBERS += [jnp.array(1), [1]]
 
-@pytest.mark.parametrize("prompt", ["", [], [[]], ["a", ""], [[1], []]])
+
+@pytest.mark.parametrize("prompt", [[], (), np.zeros((0, 3), int)])
+def test_no_prompts_give_no_answers(tiny, prompt):
+    for chat in (True, False):
+        assert generate(tiny, prompt, chat=chat) == []
+        stream = generate(tiny, prompt, chat=chat, stream=True)
+        assert list(stream) == stream.result == []
+
+
+@pytest.mark.parametrize("prompt", ["", [[]], ["a", ""], [[1], []]])
 def test_an_empty_prompt(tiny, prompt):
     with pytest.raises(UserError, match="empty"):
         generate(tiny, prompt, chat=False)
@@ -527,7 +540,7 @@ def test_a_prompt_of_another_kind(tiny, prompt):
 @pytest.mark.parametrize("wrong", [-1, CONFIG["vocab_size"], 2**31, -(2**63), 10**30])
 def test_token_ids_out_of_range(tiny, wrong):
     for prompt in ([3, wrong], [[3], [4, wrong]]):
-        with pytest.raises(UserError, match=f"{wrong}.*0 to {CONFIG['vocab_size'] - 1}"):
+        with pytest.raises(UserError, match=f"{wrong}.*0 to {CONFIG['vocab_size'] - 1}. Encode"):
             generate(tiny, prompt)
 
 
@@ -538,9 +551,6 @@ def test_ids_count_by_the_model_not_by_the_tokenizer(folder):
     found = generate(wide, [last], max_new_tokens=40, temperature=3.0)
     assert max(found.tokens) > CONFIG["vocab_size"] - 1
     assert found.text == wide[1].decode(found.tokens)
-    narrow = dflash_lite.load(write_hub(folder / "narrow", vocab_size=260))
-    with pytest.raises(UserError, match="264.*0 to 259"):
-        generate(narrow, "<|end|>", chat=False)
 
 
 def test_every_way_to_write_a_prompt(tiny):
@@ -575,6 +585,27 @@ def test_a_system_message(tiny):
     assert with_system.statistics.prompt_tokens == len(tiny[1].encode(tiny[1].chat(chat)))
 
 
+def test_an_empty_system_message_is_one(tiny):
+    empty = generate(tiny, "Hi", system="", max_new_tokens=5).statistics.prompt_tokens
+    assert empty > generate(tiny, "Hi", max_new_tokens=5).statistics.prompt_tokens
+
+
+@pytest.mark.parametrize("prompt, system", [("Hi", "x"), ([1, 2], "x"), (["a", [1]], "")])
+def test_a_system_message_without_a_chat_is_refused(tiny, prompt, system):
+    with pytest.raises(UserError, match=f"system is {system!r}.*no chat"):
+        generate(tiny, prompt, chat=False, system=system)
+    with pytest.raises(UserError, match="no chat"):
+        generate(tiny, [1, 2], system=system)
+    chat = [{"role": "user", "content": "Hi"}]
+    assert generate(tiny, chat, chat=False, system=system, max_new_tokens=1).tokens
+
+
+@pytest.mark.parametrize("system", [5, ["x"], b"x", True])
+def test_a_system_message_is_a_text(tiny, system):
+    with pytest.raises(UserError, match="system is .*expected a text"):
+        generate(tiny, "Hi", system=system)
+
+
 def test_a_chat_without_a_template(tiny):
     bare = tiny[0], dataclasses.replace(tiny[1], template=None)
     with pytest.raises(UserError, match="chat=False"):
@@ -585,17 +616,19 @@ def test_a_chat_without_a_template(tiny):
 @pytest.mark.parametrize(
     "name, values",
     [
-        ("max_new_tokens", [-1, 1.5, "5", None, float("nan")]),
-        ("temperature", [-0.1, float("nan"), float("inf"), "1", None]),
-        ("top_k", [0, -1, 1.5, "5", float("nan")]),
-        ("top_p", [0, -0.1, 1.1, float("nan"), "1"]),
-        ("seed", [None, 1.5, "a", float("nan")]),
+        ("max_new_tokens", [-1, 1.5, "5", None, float("nan"), True, *NO_NUMBERS]),
+        ("temperature", [-0.1, float("nan"), float("inf"), "1", None, False, 10**400, *NO_NUMBERS]),
+        ("top_k", [0, -1, 1.5, "5", float("nan"), True, *NO_NUMBERS]),
+        ("top_p", [0, -0.1, 1.1, float("nan"), "1", True, *NO_NUMBERS]),
+        ("seed", [None, 1.5, "a", float("nan"), True, *NO_NUMBERS]),
     ],
 )
 def test_settings_that_are_impossible(tiny, name, values):
     for value in values:
-        with pytest.raises(UserError, match=f"^{name} is .*expected"):
+        with pytest.raises(UserError, match=f"^{name} is .*expected a (whole )?number") as refused:
             generate(tiny, [1], **({"temperature": 1.0} | {name: value}))
+        assert len(str(refused.value)) < 150
+        assert (name in ("temperature", "top_p")) == ("whole" not in str(refused.value))
 
 
 @pytest.mark.parametrize("seed", [0, -1, 2**31, 2**32 - 1, -(2**40), np.int64(-5), np.uint8(200)])

@@ -305,6 +305,27 @@ except AttributeError as error:
     assert run.stdout == "module 'dflash_lite' has no attribute 'nothing'\n", run.stderr
 
 
+def test_a_chapter_can_be_a_command(project, capsys):
+    ranking = project / "chapters" / "02_ranking.py"
+    edit(ranking, "#     module: ranking", "#     main: say\n#     module: ranking")
+    assert tangle.main([], project) == 2
+    assert "chapters/02_ranking.py:1: `main` names `say`" in capsys.readouterr().err
+    command = '\n\n# %% tags=["export"]\ndef say() -> None:\n    """Say."""\n    print("said")\n'
+    ranking.write_text(ranking.read_text() + command)
+    assert tangle.main([], project) == 0
+    run = subprocess.run([sys.executable, "-m", "dflash_lite"], cwd=project,
+                         capture_output=True, text=True)
+    assert run.stdout == "said\n", run.stderr
+    counting = project / "chapters" / "01_counting.py"
+    edit(counting, "#     module: counting", "#     main: words\n#     module: counting")
+    assert tangle.main([], project) == 2
+    assert "01_counting.py names a `main`, too" in capsys.readouterr().err
+    for path, line in ((counting, "words"), (ranking, "say")):
+        edit(path, f"#     main: {line}\n", "")
+    assert tangle.main([], project) == 0
+    assert not (project / "dflash_lite" / "__main__.py").exists()
+
+
 def test_every_line_of_an_exported_cell_arrives(project):
     files = tangle.tangle(project)
     for path in chapter_paths(project):
@@ -612,6 +633,27 @@ def test_damaged_notebook_fails_the_check(made, capsys, break_it, message):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("damage", [
+    lambda data: b"",
+    lambda data: data[: len(data) // 2],
+    lambda data: b"[]",
+    lambda data: b"null",
+    lambda data: b"{}",
+    lambda data: b'{"cells": 1, "nbformat": 4, "nbformat_minor": 5}',
+    lambda data: data.replace(b'"nbformat": 4', b'"nbformat": "x"'),
+    lambda data: data.replace(b'"id":', b'"di":'),
+    lambda data: data.replace(b'"nbformat_minor": 5', b'"nbformat_minor": 4'),
+    lambda data: b"\x89PNG\xff\x00" * 100,
+])
+def test_a_file_that_is_no_notebook_is_named_in_one_line(made, capfd, recwarn, damage):
+    path = made / "chapters" / "01_counting.ipynb"
+    path.write_bytes(damage(path.read_bytes()))
+    assert notebooks.main(["--check"], made) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert not recwarn.list
+    assert line.startswith("chapters/01_counting.ipynb: ") and "make notebooks" in line
+
+
 def test_notebook_of_a_chapter_that_stops(project, capsys):
     edit(project / "chapters" / "01_counting.py", "print(len(WORD", "print(1 / 0, len(WORD")
     assert notebooks.main(["01"], project) == 1
@@ -727,6 +769,72 @@ def test_learners_edition_runs_through(made):
     assert notebook.cells[-1].outputs[0].text == "rare: not written yet\n"
 
 
+def edition(project):
+    """The notebooks of the learner's edition, by name."""
+    return {p.name: p.read_bytes() for p in (project / "build" / "student").glob("*.ipynb")}
+
+
+def test_a_learners_work_is_kept(project, capsys):
+    folder = project / "build" / "student"
+    assert student.main(project) == 0
+    made = edition(project)
+    for number, work in enumerate([b"mine", b"more of mine"]):
+        (folder / "02_ranking.ipynb").write_bytes(work)
+        (folder / "mine.ipynb").write_bytes(b"all mine")
+        capsys.readouterr()
+        assert student.main(project) == 0
+        said, _ = capsys.readouterr().out.splitlines()
+        kept = f"02_ranking.mine{number or ''}.ipynb"
+        assert said == f"kept your 02_ranking.ipynb as {kept}"
+        assert edition(project)[kept] == work
+    mine = {"02_ranking.mine.ipynb": b"mine", "02_ranking.mine1.ipynb": b"more of mine"}
+    assert edition(project) == made | mine | {"mine.ipynb": b"all mine"}
+
+
+def test_what_nobody_changed_is_replaced(project, capsys):
+    assert student.main(project) == 0
+    edit(project / "chapters" / "01_counting.py", "Try it:", "Try this:")
+    capsys.readouterr()
+    assert student.main(project) == 0
+    assert len(edition(project)) == 2 and "kept" not in capsys.readouterr().out
+    assert b"Try this:" in edition(project)["01_counting.ipynb"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "\x00"])
+def test_a_list_of_made_files_that_is_lost_costs_nobody_their_work(project, capsys, text):
+    assert student.main(project) == 0
+    (project / "build" / "student" / ".made.json").write_text(text)
+    (project / "build" / "student" / "01_counting.ipynb").write_bytes(b"mine")
+    assert student.main(project) == 0
+    assert edition(project)["01_counting.mine.ipynb"] == b"mine" and len(edition(project)) == 3
+
+
+def test_pictures_of_the_edition_are_kept_too(project, capsys):
+    for folder in ("chapters", "build/student"):
+        (project / folder / "pictures").mkdir(parents=True)
+        (project / folder / "pictures" / "a.svg").write_text(folder)
+    assert student.main(project) == 0
+    pictures = project / "build" / "student" / "pictures"
+    found = {path.name: path.read_text() for path in pictures.iterdir()}
+    assert found == {"a.svg": "chapters", "a.mine.svg": "build/student"}
+
+
+def test_an_edition_that_was_stopped_is_made_again(project, capsys, monkeypatch):
+    write = student.write_bytes
+
+    def fail(path, data):
+        if path.name == "02_ranking.ipynb":
+            raise KeyboardInterrupt
+        write(path, data)
+
+    monkeypatch.setattr(student, "write_bytes", fail)
+    with pytest.raises(KeyboardInterrupt):
+        student.main(project)
+    monkeypatch.undo()
+    assert student.main(project) == 0
+    assert "kept" not in capsys.readouterr().out and len(edition(project)) == 2
+
+
 @pytest.mark.parametrize("old, new", [
     ("    ### END SOLUTION\n", ""),
     ("    ### BEGIN SOLUTION\n", ""),
@@ -759,6 +867,21 @@ def test_a_chapter_that_is_no_text(project):
     path.mkdir()
     with pytest.raises(Problem, match="02_ranking.py:1: it cannot be read"):
         read_chapter(path, project)
+
+
+@pytest.mark.parametrize("make", [
+    lambda project: tangle.main([], project),
+    lambda project: notebooks.main(["02"], project),
+    lambda project: notebooks.main(["--check", "02"], project),
+    lambda project: student.main(project),
+])
+def test_every_tool_names_a_chapter_that_is_no_text(project, capsys, make):
+    path = project / "chapters" / "02_ranking.py"
+    path.with_suffix(".ipynb").write_text(nbformat.writes(nbformat.v4.new_notebook()))
+    path.write_bytes(b"# %% \xff\xfe")
+    assert make(project) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("chapters/02_ranking.py:1: it cannot be read")
 
 
 # Exercise checks
@@ -953,7 +1076,59 @@ def test_address_changes_everywhere(made):
     )
 
 
-@pytest.mark.parametrize("url", ["", "https://github.com/a", "http://x", "git@github.com:a/b"])
-def test_address_must_be_a_repository(made, url):
-    with pytest.raises(ValueError, match="expected https://github.com/OWNER/NAME"):
-        address.change_address(url, made)
+REFUSED = ["", "https://github.com/a", "http://x", "git@github.com:a/b", "https://github.com/a/.."]
+REFUSED += ["https://gitlab.com/a/b", "https://github.com/a/b c", "https://github.com/a/b/tree/main"]
+REFUSED += ["https://github.com/a/.git", "https://github.com/-a/b", "a/b", "https://github.com.x/a/b"]
+
+
+@pytest.mark.parametrize("url", REFUSED)
+def test_address_must_be_a_repository(project, capsys, url):
+    before = (project / "pyproject.toml").read_text()
+    assert address.main([url], project) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "expected https://github.com/OWNER/NAME" in line
+    assert (project / "pyproject.toml").read_text() == before
+
+
+@pytest.mark.parametrize("url", [
+    "https://github.com/some-one/a.book", " https://github.com/some-one/a.book/ ",
+    "https://github.com/some-one/a.book.git", "https://github.com/some-one/a.book.git//",
+    "github.com/some-one/a.book",
+])
+def test_every_way_to_write_an_address(project, url):
+    assert address.main([url], project) == 0
+    assert notebooks.address(project) == "https://github.com/some-one/a.book"
+    assert address.main([url], project) == 0, "the same again changes nothing"
+
+
+@pytest.mark.parametrize("arguments", [[], ["https://github.com/a/b", "more"]])
+def test_address_without_its_argument(capsys, arguments):
+    with pytest.raises(SystemExit, match="2"):
+        address.main(arguments)
+    assert "URL" in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_text_stops_a_new_address_before_it_starts(project, capsys):
+    (project / "A.md").write_text("https://github.com/dflash-lite/dflash_lite")
+    (project / "README.md").write_bytes(b"\xff")
+    assert address.main(["https://github.com/a/b"], project) == 2
+    assert "README.md" in capsys.readouterr().err
+    assert "dflash-lite/dflash_lite" in (project / "A.md").read_text()
+
+
+def test_a_new_address_that_was_stopped_goes_on(project, monkeypatch, capsys):
+    (project / "README.md").write_text("https://github.com/dflash-lite/dflash_lite")
+    write = address.write_file
+
+    def fail_at_once(path, text):
+        if path.suffix == ".md":
+            return write(path, text)
+        raise OSError("disk full")
+
+    monkeypatch.setattr(address, "write_file", fail_at_once)
+    assert address.main(["https://github.com/a/b"], project) == 2
+    assert capsys.readouterr().err == "disk full\n"
+    monkeypatch.undo()
+    (project / "z.md").write_text("https://github.com/dflash-lite/dflash_lite")
+    assert address.main(["https://github.com/a/b"], project) == 0
+    assert {p.read_text() for p in project.glob("*.md")} == {"https://github.com/a/b"}

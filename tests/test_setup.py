@@ -182,6 +182,14 @@ def test_complete_environment_is_left_alone(fake):
     assert fake.made == 1
 
 
+def test_a_path_with_spaces(fake):
+    fake.venv = fake.folder / "a folder" / "my venv"
+    fake.venv.parent.mkdir()
+    code, asked = fake.set_up("--extras", "test book")
+    assert code == 0 and "-e .[book,test]" in asked
+    assert fake.set_up("--extras", "test") == (0, "")
+
+
 def test_extras_add_up(fake):
     fake.set_up("--extras", "test")
     assert "-e .[book,test]" in fake.set_up("--extras", "book")[1]
@@ -279,11 +287,34 @@ def test_folder_that_cannot_be_made(fake, capsys, monkeypatch):
     assert "cannot be made: [Errno 30] Read-only file system" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kind", ["work", "file", "orphan"])
+@pytest.mark.parametrize("block", [
+    lambda fake: (fake.venv / "complete.json").mkdir(),
+    lambda fake: (fake.folder / "pyproject.toml").unlink(),
+])
+def test_what_cannot_be_read_or_written_is_said_in_one_line(fake, capsys, block):
+    assert fake.set_up()[0] == 0
+    (fake.venv / "complete.json").unlink()
+    block(fake)
+    capsys.readouterr()
+    assert fake.set_up()[0] == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "complete.json" in line or "pyproject.toml" in line
+
+
+def test_a_list_of_constraints_that_is_not_there(fake, capsys):
+    assert fake.set_up("--constraints", "none.txt")[0] == 1
+    assert "none.txt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["work", "file", "orphan", "beside"])
 def test_nothing_of_the_users_is_erased(tmp_path, capsys, kind):
     folder = tmp_path / "v"
     if kind == "work":
         folder.mkdir()
+        (folder / "thesis.txt").write_text("precious")
+    elif kind == "beside":  # an environment, made by another Python where the work is
+        script(folder / "bin" / "python", "#!/bin/sh\nexit 1\n")
+        (folder / "pyvenv.cfg").write_text("")
         (folder / "thesis.txt").write_text("precious")
     elif kind == "file":
         folder.write_text("precious")
@@ -292,7 +323,7 @@ def test_nothing_of_the_users_is_erased(tmp_path, capsys, kind):
     assert setup.main([str(folder)]) != 0
     said = capsys.readouterr().err
     assert "name another" in said and "Traceback" not in said
-    assert kind != "work" or (folder / "thesis.txt").read_text() == "precious"
+    assert kind not in ("work", "beside") or (folder / "thesis.txt").read_text() == "precious"
     assert kind != "file" or folder.read_text() == "precious"
 
 

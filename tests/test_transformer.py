@@ -97,7 +97,7 @@ def test_bfloat16_is_what_its_rounding_allows():
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, FEW_ROWS, FEW_ROWS + 1])
-@pytest.mark.parametrize("outputs", [1, 6, 9])
+@pytest.mark.parametrize("outputs", [0, 1, 6, 9])
 def test_matmul_for_any_number_of_rows(rows, outputs):
     """One row, halves for a few, odd weights and large products: all the same sums."""
     rng = np.random.default_rng([rows, outputs])

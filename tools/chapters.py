@@ -51,18 +51,24 @@ def chapter_paths(root: Path = ROOT) -> list[Path]:
     return sorted((root / "chapters").glob("*.py"))
 
 
+def parse(path: Path, root: Path = ROOT) -> tuple[str, nbformat.NotebookNode]:
+    """A chapter's text, and the notebook that it is."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return text, jupytext.reads(text, fmt="py:percent")
+    except (OSError, UnicodeDecodeError, nbformat.ValidationError) as error:
+        where = path.relative_to(root).as_posix()
+        reason = str(error).strip().splitlines()[0]
+        raise Problem(f"{where}:1: it cannot be read: {reason}") from None
+
+
 def read_chapter(path: Path, root: Path = ROOT) -> Chapter:
     """Read one chapter, with the line of each cell."""
     where = path.relative_to(root).as_posix()
     match = FILE_NAME.fullmatch(path.name)
     if not match:
         raise Problem(f"{where}:1: a chapter's file is called NN_name.py, in small letters")
-    try:
-        text = path.read_text(encoding="utf-8")
-        notebook = jupytext.reads(text, fmt="py:percent")
-    except (OSError, UnicodeDecodeError, nbformat.ValidationError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise Problem(f"{where}:1: it cannot be read: {reason}") from None
+    text, notebook = parse(path, root)
     chapter = Chapter(where, match[1], dict(notebook.metadata.get(PACKAGE, {})))
     starts = [n for n, line in enumerate(text.splitlines(), 1) if re.match(r"# %%( |$)", line)]
     if len(starts) != len(notebook.cells):
@@ -77,11 +83,16 @@ def read_chapter(path: Path, root: Path = ROOT) -> Chapter:
 
 
 def write_file(path: Path, text: str) -> None:
+    """Replace a text file in one step; see `write_bytes`."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
     """Replace a file in one step, so that nobody reads half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        half.write_text(text, encoding="utf-8", newline="\n")
+        half.write_bytes(data)
         half.replace(path)
     finally:
         half.unlink(missing_ok=True)

@@ -18,13 +18,13 @@ import re
 import subprocess
 import sys
 import tomllib
+import warnings
 from pathlib import Path
 
-import jupytext
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from chapters import ROOT, Problem, chapter_paths, write_file
+from chapters import ROOT, Problem, chapter_paths, parse, write_file
 
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -65,7 +65,7 @@ def colab_link(notebook: str, root: Path = ROOT) -> str:
 
 def build(path: Path, root: Path = ROOT) -> nbformat.NotebookNode:
     """The notebook of a chapter, not yet run."""
-    notebook = jupytext.reads(path.read_text(encoding="utf-8"), fmt="py:percent")
+    _, notebook = parse(path, root)
     link = colab_link(path.with_suffix(".ipynb").relative_to(root).as_posix(), root)
     top = [
         new_markdown_cell(BADGE.format(colab=COLAB, link=link), id="badge"),
@@ -143,17 +143,20 @@ def difference(path: Path, root: Path = ROOT) -> list[str]:
     name = target.relative_to(root).as_posix()
     if not target.exists():
         return [f"{name}: missing; make it with `make notebooks`\n"]
-    text = target.read_text(encoding="utf-8")
     try:
-        old = nbformat.reads(text, as_version=4)
-    except ValueError as error:
-        return [f"{name}: not a notebook: {error}\n"]
-    lines = listing(old), listing(build(path, root))
-    diff = list(difflib.unified_diff(*lines, name, f"{name} (from the chapter)"))
-    if not diff:
+        text = target.read_text(encoding="utf-8")
+        with warnings.catch_warnings(action="ignore"):  # what is wrong is said below
+            old = nbformat.reads(text, as_version=4)
+            nbformat.validate(old)
+        listed = listing(old)
         thin(old)
-        if text_of(old) != text:
-            return [f"{name}: not as tools/notebooks.py writes it; `make notebooks`\n"]
+    except Exception as error:  # no JSON, no notebook, no text: each library has its own
+        reason = " ".join(str(error).split())
+        return [f"{name}: not a notebook ({reason:.80}); make it with `make notebooks`\n"]
+    lines = listed, listing(build(path, root))
+    diff = list(difflib.unified_diff(*lines, name, f"{name} (from the chapter)"))
+    if not diff and text_of(old) != text:
+        return [f"{name}: not as tools/notebooks.py writes it; `make notebooks`\n"]
     return diff
 
 
@@ -193,14 +196,17 @@ def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
             path.unlink()
             print(f"removed {name}")
     for path in paths:
-        if args.check:
-            lines = difference(path, root)
-            sys.stderr.writelines(lines)
-            stale |= bool(lines)
-            continue
-        notebook = build(path, root)
         try:
+            if args.check:
+                lines = difference(path, root)
+                sys.stderr.writelines(lines)
+                stale |= bool(lines)
+                continue
+            notebook = build(path, root)
             execute(notebook, path.parent, root)
+        except Problem as problem:
+            print(problem, file=sys.stderr)
+            return 2
         except Exception as error:  # a cell's error, or a kernel that did not start or died
             message = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
             print(f"{path.relative_to(root).as_posix()}: {message}", file=sys.stderr)

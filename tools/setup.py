@@ -60,18 +60,20 @@ def remove_half_installed(folder: Path) -> None:
             shutil.rmtree(info)
 
 
-PARTS = {"bin", "include", "lib", "lib64", "share", "etc", "pyvenv.cfg", "complete.json"}
+PARTS = {"bin", "include", "lib", "lib64", "share", "etc", "man", "pyvenv.cfg", "complete.json",
+         ".gitignore", "CACHEDIR.TAG", ".lock"}  # the last ones: of venv and uv
 
 
-def check_folder(folder: Path) -> None:
-    """Make sure that nothing is lost when an environment is made here."""
+def check_folder(folder: Path, usable: bool) -> None:
+    """Make sure that nothing is lost when an environment is made here; a usable one stays."""
     if not folder.parent.is_dir():
         raise Failure(f"There is no folder {folder.parent}: make it first, or name another.")
     if folder.exists() and not folder.is_dir():
         raise Failure(f"{folder} is not a folder: name another.")
     found = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    if "pyvenv.cfg" not in found and found - PARTS:
-        raise Failure(f"{folder} holds {min(found - PARTS)} and is no environment: name another.")
+    if found - PARTS and not usable:
+        raise Failure(f"{folder} holds {min(found - PARTS)} and is no environment that works: move "
+                      "that away, or name another.")
 
 
 def check_disk(folder: Path, needed_gb: float) -> None:
@@ -126,7 +128,7 @@ def set_up(folder: Path, extras: set[str], constraints: Path | None, root: Path 
     usable = Path(sys.prefix) == folder or works(python)
     if usable and have == {"key": wanted, "extras": sorted(extras)}:
         return
-    check_folder(folder)
+    check_folder(folder, usable)
     check_disk(folder, NEEDED_GB if not usable else 1)
     stamp.unlink(missing_ok=True)
     if not usable:
@@ -153,7 +155,7 @@ def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
     try:
         set_up(args.folder.absolute(), set(args.extras.split()),
                args.constraints and args.constraints.absolute(), root)
-    except Failure as failure:
+    except (Failure, OSError) as failure:  # a folder that cannot be written, a file that is gone
         print(failure, file=sys.stderr)
         return 1
     except KeyboardInterrupt:

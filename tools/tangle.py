@@ -11,6 +11,9 @@ statements move to the top. Exported cells keep these rules:
   take earlier chapters only, never the exercise checks;
 - public functions and classes have a docstring and annotations;
 - what they use is exported or imported in an exported cell.
+
+A chapter's header lists the names that the package offers (`public`), and may name the function
+that is the package's command (`main`).
 """
 
 import argparse
@@ -406,6 +409,61 @@ def __dir__() -> list[str]:
 '''
 
 
+MAIN = '''\
+"""The command `{command}`, also `python -m {package}`.
+
+It hears Ctrl-C while the modules are still loading, a tenth of a second or more.
+
+Made {made_by}, for the chapter that names a `main`:
+edit the tool, not this file.
+"""
+
+import os
+import signal
+
+
+def interrupt(*_: object) -> None:
+    """End with one line and code 130: there is nothing yet to be kept."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        os.write(2, b"{command}: interrupted\\n")
+    finally:
+        os._exit(128 + signal.SIGINT)
+
+
+def main() -> None:
+    """Load the command and run it."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+    from {package} import {module}
+
+    {module}.{main}()
+
+
+if __name__ == "__main__":
+    main()
+'''
+
+
+def render_main(modules: list[Module]) -> dict[str, str]:
+    """`__main__.py`, if a chapter's header names the function that is the command."""
+    named = [(m.chapter, m.chapter.header["main"]) for m in modules if "main" in m.chapter.header]
+    if len(named) > 1:
+        raise Problem(f"{named[1][0].path}:1: {named[0][0].path} names a `main`, too")
+    texts = {}
+    for chapter, name in named:
+        if name not in next(m.names for m in modules if m.chapter is chapter):
+            raise Problem(f"{chapter.path}:1: `main` names `{name}`, which is not exported")
+        texts[f"{PACKAGE}/__main__.py"] = MAIN.format(
+            command=PACKAGE.replace("_", "-"),
+            package=PACKAGE,
+            made_by=MADE_BY,
+            module=chapter.name,
+            main=name,
+        )
+    return texts
+
+
 def render_init(modules: list[Module]) -> str:
     """`__init__.py`: the names that the chapters' headers list as `public`, loaded lazily."""
     home: dict[str, str] = {}
@@ -464,7 +522,8 @@ def tangle(root: Path = ROOT) -> dict[str, str]:
     if not problems:
         files = {f"{PACKAGE}/{m.chapter.name}.py": render(m) for m in modules}
         try:
-            return {f"{PACKAGE}/__init__.py": render_init(modules), **files}
+            init = {f"{PACKAGE}/__init__.py": render_init(modules)}
+            return init | render_main(modules) | files
         except Problem as problem:
             problems.append(problem)
     raise Problem("\n".join(map(str, problems)))
