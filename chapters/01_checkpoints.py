@@ -342,6 +342,7 @@ def download(url: str, target: Path, tries: int = 5) -> None:
             time.sleep(2**attempt / 4)
 
 
+# %% tags=["export"]
 def _append(url: str, part: Path) -> None:
     done = part.stat().st_size if part.exists() else 0
     ask = {"Range": f"bytes={done}-"} if done else {}
@@ -558,6 +559,7 @@ def read_gguf(path: str | os.PathLike) -> tuple[dict[str, Any], Tensors]:
         ) from error
 
 
+# %% tags=["export"]
 def _read_gguf(cursor: Cursor) -> tuple[dict[str, Any], Tensors]:
     if (magic := cursor.bytes(4)) != b"GGUF":
         raise ValueError(f"it begins with {magic!r}, expected b'GGUF'")
@@ -823,6 +825,7 @@ _ROPE_NUMBERS = (
 ).split()
 
 
+# %% tags=["export"]
 def _is_number(value: Any) -> bool:
     real = isinstance(value, (int, float)) and not isinstance(value, bool)
     return real and math.isfinite(value)
@@ -1006,6 +1009,7 @@ _GGUF_REFUSED = {
 }
 
 
+# %% tags=["export"]
 def gguf_rope(own: Mapping[str, Any], tensors: Tensors) -> RopeConfig:
     """The rotary settings of a GGUF file (names without the family)."""
     kind = own.get("rope.scaling.type", "none")
@@ -1412,6 +1416,7 @@ def hub_tokenizer(folder: Path) -> Tokenizer:
     )
 
 
+# %% tags=["export"]
 def _content(token: Any) -> str | None:
     text = token.get("content") if isinstance(token, dict) else token
     if text is not None and not isinstance(text, str):
@@ -1482,6 +1487,7 @@ def fetch_hub(repo: str) -> Path:
         ) from error
 
 
+# %% tags=["export"]
 def _within(seconds: float, ask: Callable[[], Any]) -> None:
     outcome: list[BaseException | None] = []
 

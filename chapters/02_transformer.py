@@ -733,6 +733,7 @@ DTYPES = ("float32", "bfloat16")
 IGNORED_TENSORS = ("inv_freq", "rope_freqs.weight", "lm_head.weight")
 
 
+# %% tags=["export"]
 def parameter_parts(
     path: tuple[str | int, ...], shape: tuple[int, ...], config: ModelConfig
 ) -> dict[str, tuple[int, ...]]:
@@ -760,6 +761,7 @@ def parameter_parts(
     return {name: shape}
 
 
+# %% tags=["export"]
 def read_parameter(
     tensors: Any, parts: dict[str, tuple[int, ...]]
 ) -> np.ndarray:

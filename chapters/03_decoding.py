@@ -419,6 +419,7 @@ def read_prompts(
     return jax.lax.fori_loop(0, chunks, body, (hidden, cache))
 
 
+# %% tags=["export"]
 def read_and_choose(
     model: Transformer,
     state: State,
@@ -652,6 +653,7 @@ def encode_prompt(
     return ids
 
 
+# %% tags=["export"]
 def _all_are(prompt: Any, kind: type) -> bool:
     return isinstance(prompt, list) and all(isinstance(x, kind) for x in prompt)
 
@@ -923,6 +925,7 @@ def make_sampling(
     return sampling, mode
 
 
+# %% tags=["export"]
 def run(
     model: Transformer,
     prompts: list[list[int]],

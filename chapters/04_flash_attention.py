@@ -165,6 +165,7 @@ class Running(NamedTuple):
 LOWEST = float(jnp.finfo(jnp.float32).min)  # finite: no NaN can arise from it
 
 
+# %% tags=["export"]
 def product(
     axes: str, a: Float[Array, "*a"], b: Float[Array, "*b"]
 ) -> Float[Array, "*c"]:
@@ -467,6 +468,7 @@ def backward(
     return to_q, to_k.astype(k.dtype), to_v.astype(v.dtype), None, None
 
 
+# %% tags=["export"]
 def join_keys(
     tiles: Float[Array, "tiles batch kv_heads tile head_dim"], keys: int
 ) -> Float[Array, "batch kv_heads keys head_dim"]:

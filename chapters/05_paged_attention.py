@@ -1044,6 +1044,7 @@ class PagedMemory:
         self.cache = PagedCache.empty(model.config, pages, size, dtype, reader)
 
 
+# %% tags=["export"]
 class PagedBatch:
     """Texts of a `PagedMemory` that are read and written together.
 

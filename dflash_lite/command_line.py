@@ -19,7 +19,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -66,6 +66,7 @@ __all__ = [
     "shortages",
     "size",
     "examine",
+    "page_way",
     "cores",
     "describe",
     "doctor",
@@ -651,12 +652,21 @@ def examine() -> tuple[dict[str, Any], list[Problem]]:
             remedy = "unset JAX_PLATFORMS"
         problems.append(Problem(f"JAX does not start: {error}", remedy))
     try:
+        report["paged_attention"] = page_way(report.get("devices", ()))
         report["cache"] = cache()
         problems += shortages(report["cache"], available)
     except ImportError as error:
         remedy = f"{sys.executable} -m pip install --upgrade dflash_lite"
         problems.append(Problem(f"The package does not load: {error}", remedy))
     return report, problems
+
+
+def page_way(devices: Sequence[dict[str, Any]]) -> str:
+    """How attention over pages is computed here, and why."""
+    from dflash_lite.paged_attention import page_reader
+
+    platform = devices[0]["platform"] if devices else "cpu"
+    return ": ".join(page_reader(platform))
 
 
 def cores() -> int:
@@ -675,6 +685,8 @@ def describe(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "device", f"{device['platform']} ({device['kind']}{room})"
     for feature, works in report.get("features", {}).items():
         yield feature, "works" if works else "does not work"
+    if way := report.get("paged_attention"):
+        yield "paged attention", way
     machine = report["machine"]
     yield "cores", str(machine["cores"])
     free = machine["available"]

@@ -361,8 +361,8 @@ def over_pages(memory, prompts, new=20, steps=7, stops=STOPS):
 
 
 def over_dense(model, prompts, new=20, stops=STOPS):
-    how = make_sampling(model, len(prompts), 0.0, None, None, 0)
-    work = run(model, prompts, new, stops, *how, 64, Statistics())
+    how = (0.0, None, None, 0)
+    work = run(model, prompts, new, tuple(stops.tolist()), how, 64, Statistics())
     for state, _ in work:
         tokens, lengths = jax.device_get((state.tokens, state.lengths))
     return [row[len(p) : n].tolist() for row, n, p in zip(tokens, lengths, prompts)]
