@@ -173,11 +173,10 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=report.LAYERS)
     args = parser.parse_args()
     jax.config.update("jax_enable_compilation_cache", False)
-    rows = []
+    seconds, rows = race(args.rounds), []
     places = [(name, where) for name in MODELS for where in ("CPU", CHIP)]
     for name, where in tqdm(places, unit="pair"):
         rows += measure(name, where, DTYPE if where == CHIP else jnp.float32)
-    seconds = race(args.rounds)
     for row in rows:
         if row["model"] == "SmolLM2-135M" and row["where"] == "CPU":
             row["step"] = float(np.median(seconds[row["layers"]]))

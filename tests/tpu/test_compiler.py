@@ -8,7 +8,6 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from dflash_lite.flash_attention import flash_attention
 from tpu_check import __main__ as driver
 from tpu_check.chips import CHIPS, GIB
 from tpu_check.entries import Entry
@@ -23,15 +22,23 @@ def work(function, *arguments, bound=0, **options):
     return Work(jax.jit(function, **options), arguments, {}, 0, bound)
 
 
+def doubled(x, rows):
+    """A kernel that goes through a buffer of `rows` KiB."""
+    def through(x, output, buffer):
+        buffer[:8] = x[...]
+        output[...] = 2 * buffer[:8]
+
+    buffers = [pltpu.VMEM((rows, 256), jnp.float32)]
+    return pl.pallas_call(through, out_shape=array(8, 256, dtype=jnp.float32),
+                          scratch_shapes=buffers)(x)  # fmt: skip
+
+
 def test_a_kernel_that_is_too_large_is_refused():
-    """A table of 4096 × 16384 scores is 256 MiB; a core of a v5e has 128 MiB."""
-    keys = array(1, 1, 32768, 128)
-    whole = lambda *x: flash_attention(*x, row_tile=4096, key_tile=16384)
-    ones = jax.ShapeDtypeStruct((1,), jnp.int32)
-    program = work(whole, array(1, 4096, 1, 128), keys, keys, ones, ones, bound=GIB)
-    assert "vmem" in compiler.check("whole", program, "v5e")["problem"].lower()
-    tiled = program._replace(function=jax.jit(flash_attention))
-    assert compiler.check("tiles", tiled, "v5e")["problem"] is None
+    """A core of a v5e has 128 MiB of vector memory; the buffers are of 8 KiB and 256 MiB."""
+    kernel = lambda rows: work(lambda x: doubled(x, rows), array(8, 256, dtype=jnp.float32))
+    assert compiler.check("small", kernel(8), "v5e")["problem"] is None
+    problem = compiler.check("large", kernel(2**18), "v5e")["problem"]
+    assert problem.startswith("large, v5e: refused: ") and "vmem" in problem.lower()
 
 
 @pytest.mark.parametrize("chip", CHIPS)
@@ -77,15 +84,20 @@ def test_a_hidden_copy_of_a_pool_is_found():
     assert "expected at most 16,777,216 (16 MiB)" in problem
 
 
-def test_a_step_that_copies_its_cache_is_found():
-    """The bound of an entry is the check's own: a copy of one large layer is over it."""
-    entry = Entry("verify", "Qwen3-4B", tokens=16, context=32768)
+def test_a_copy_of_a_cache_is_over_an_entrys_bound():
+    """The bound of a real entry, and a program that keeps a second one of its cache."""
+    entry = Entry("decode", "Qwen3-4B", batch=8, context=2048)
     bound = build(entry).bound
-    def copied(cache):
-        return jax.lax.optimization_barrier(cache.swapaxes(2, 3)).swapaxes(2, 3) + 1
 
-    program = work(copied, array(4, 8, 32768, 128), bound=bound, donate_argnums=0)
-    assert "temporaries" in compiler.check("copied", program, "v5e")["problem"]
+    def copied(cache):
+        other = jax.lax.optimization_barrier(cache + 1)
+        return cache - other.mean(2, keepdims=True)
+
+    cache = array(72, 8, 8, 2048, 128)
+    program = work(copied, cache, bound=bound, donate_argnums=0)
+    assert "its temporaries are" in compiler.check("copied", program, "v5e")["problem"]
+    kept = work(lambda cache: cache - 1, cache, bound=bound, donate_argnums=0)
+    assert compiler.check("kept", kept, "v5e")["problem"] is None
 
 
 def test_one_failure_stops_no_other(tmp_path, monkeypatch):
