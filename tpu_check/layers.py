@@ -9,6 +9,7 @@ cache is the same but for its one array of all layers, which a loop needs.
 from tpu_check import compiler  # isort: split
 
 import argparse
+import dataclasses
 import json
 import sys
 import time
@@ -23,6 +24,7 @@ from flax import nnx
 from tqdm import tqdm
 
 from bench.ratios import ratio
+from dflash_lite.checkpoints import ModelConfig
 from dflash_lite.transformer import Transformer, attention, rotation
 from tpu_check import report
 from tpu_check.__main__ import versions
@@ -74,11 +76,10 @@ def unrolled(model: Transformer, token: jax.Array, at: jax.Array, cache: Listed)
     return model.logits(output.hidden).argmax(-1), output.cache
 
 
-@partial(jax.jit, donate_argnames="cache", static_argnames="unroll")
+@partial(jax.jit, donate_argnames="cache")
 def looped(
-    model: Transformer, layers: Any, token: jax.Array, at: jax.Array, cache: Stacked,
-    unroll: int = 1,
-) -> tuple:  # fmt: skip
+    model: Transformer, layers: Any, token: jax.Array, at: jax.Array, cache: Stacked
+) -> tuple:
     """The same; `layers` are a layer whose parameters have a first axis for all."""
     config = model.config
     by = rotation(config.rope, config.head_dim, at)
@@ -89,7 +90,7 @@ def looped(
 
     start = model.embed_tokens[...][token], cache
     numbered = jnp.arange(config.num_hidden_layers), layers
-    (x, cache), _ = jax.lax.scan(step, start, numbered, unroll=unroll)
+    (x, cache), _ = jax.lax.scan(step, start, numbered)
     return model.logits(model.norm(x)).argmax(-1), cache
 
 
@@ -102,8 +103,13 @@ def stack(model: Transformer) -> tuple[Transformer, Any]:
     return bare, layers
 
 
+def shape(config: ModelConfig, dtype: Any) -> Transformer:
+    """The model without values."""
+    return nnx.eval_shape(lambda: Transformer(config, dtype=dtype, rngs=nnx.Rngs(0)))
+
+
 def works(model: Transformer, dtype: Any) -> dict[str, Work]:
-    """Both programs; the loop also with two layers a turn, to count what a turn moves."""
+    """Both programs."""
     c = model.config
     heads = (1, c.num_key_value_heads, CONTEXT, c.head_dim)
     one, all_ = (jax.ShapeDtypeStruct(s, dtype) for s in (heads, (c.num_hidden_layers, *heads)))
@@ -113,7 +119,6 @@ def works(model: Transformer, dtype: Any) -> dict[str, Work]:
     return {
         "unrolled": Work(unrolled, (model, token, token, Listed(each, each)), {}, 0, 0),
         "loop": Work(looped, loop, {}, 0, 0),
-        "two a turn": Work(looped, loop, {"unroll": 2}, 0, 0),
     }
 
 
@@ -133,26 +138,38 @@ def compiled(work: Work, where: str) -> tuple[dict, Any]:
     return {"trace": trace, "compile": seconds, "bytes": bytes_, "temporaries": taken}, program
 
 
+def whole_loop(counted: float, config: ModelConfig, where: str, dtype: Any) -> float:
+    """Bytes of all turns, of a count that has one turn of the loop.
+
+    With half the layers the count is less by what each layer moves outside of the loop. Outside
+    is the table of logits, too; what remains is a turn.
+    """
+    layers = config.num_hidden_layers
+    half = dataclasses.replace(config, num_hidden_layers=layers // 2)
+    fewer = compiled(works(shape(half, dtype), dtype)["loop"], where)[0]["bytes"]
+    outside = (counted - fewer) / (layers - layers // 2)
+    table = config.vocab_size * config.hidden_size * jnp.dtype(dtype).itemsize
+    turn = counted - layers * outside - table
+    return counted + (layers - 1) * turn
+
+
 def measure(name: str, where: str, dtype: Any) -> list[dict]:
     """The rows of one model at one place."""
     config = MODELS[name]
-    make = lambda: Transformer(config, dtype=dtype, rngs=nnx.Rngs(0))
     found = {how: compiled(work, where)[0]
-             for how, work in works(nnx.eval_shape(make), dtype).items()}  # fmt: skip
-    # the compiler counts a turn of the loop once
-    turn = found.pop("two a turn")["bytes"] - found["loop"]["bytes"]
-    found["loop"]["bytes"] += (config.num_hidden_layers - 1) * turn
+             for how, work in works(shape(config, dtype), dtype).items()}  # fmt: skip
+    found["loop"]["bytes"] = whole_loop(found["loop"]["bytes"], config, where, dtype)
     return [{"model": name, "where": where, "layers": how} | row for how, row in found.items()]
 
 
 def race(rounds: int) -> dict[str, list[float]]:
     """Seconds of a step of the small model on this CPU; both take turns."""
     model = Transformer(MODELS["SmolLM2-135M"], dtype=jnp.float32, rngs=nnx.Rngs(0))
-    shape = works(abstract(model), jnp.float32)
+    both = works(abstract(model), jnp.float32)
     bare, layers = jax.jit(stack)(model)
     zeros = lambda work: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), work.arguments[-1])
     subjects = {"unrolled": (unrolled, (model,)), "loop": (looped, (bare, layers))}
-    caches = {how: zeros(shape[how]) for how in subjects}
+    caches = {how: zeros(both[how]) for how in subjects}
     token, found, answers = jnp.ones((1, 1), jnp.int32), {how: [] for how in subjects}, {}
     for turn in tqdm(range(rounds + 1), unit="round"):
         for how in sorted(subjects, reverse=turn % 2 == 1):
