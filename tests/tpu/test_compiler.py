@@ -13,6 +13,8 @@ from tpu_check.chips import CHIPS, GIB
 from tpu_check.entries import Entry
 from tpu_check.functions import MIB, Work, build
 
+FINE = Entry("flash_attention", "SmolLM2-135M", tokens=16, context=128)
+
 
 def array(*shape, dtype=jnp.bfloat16):
     return jax.ShapeDtypeStruct(shape, dtype)
@@ -103,11 +105,39 @@ def test_a_copy_of_a_cache_is_over_an_entrys_bound():
 def test_one_failure_stops_no_other(tmp_path, monkeypatch):
     """A builder that raises, and a program that fits, in one run."""
     broken = Entry("no such function", "Qwen3-4B", context=128)
-    fine = Entry("flash_attention", "SmolLM2-135M", tokens=16, context=128)
-    results = {"programs": []}
-    driver.run([(broken, "v5e"), (fine, "v5e")], tmp_path / "partial.json", results)
+    results = {"sources": "", "versions": {}, "programs": []}
+    driver.run([(broken, "v5e"), (FINE, "v5e")], tmp_path / "partial.json", results)
     assert [bool(record["problem"]) for record in results["programs"]] == [True, False]
     assert "no such function" in (tmp_path / "partial.json").read_text("utf-8")
+
+
+def test_an_interrupted_run_goes_on(tmp_path, monkeypatch):
+    """What is compiled is judged again but not compiled; other sources begin anew."""
+    partial, of = tmp_path / "partial.json", {"sources": "a", "versions": {}}
+    driver.run([(FINE, "v5e")], partial, of | {"programs": []})
+    monkeypatch.setattr(compiler, "measure", lambda work, chip: {"refused": "compiled again"})
+    for source, refused in (("a", False), ("b", True)):
+        results = of | {"sources": source, "programs": []}
+        driver.run([(FINE, "v5e")], partial, results)
+        assert [bool(record["problem"]) for record in results["programs"]] == [refused]
+
+
+def test_a_problem_is_a_line_and_the_status(tmp_path, monkeypatch, capsys):
+    """A part of the list prints its table and leaves the results alone."""
+    monkeypatch.setattr(driver, "PARTIAL", tmp_path)
+    monkeypatch.setattr(driver, "ENTRIES", [FINE])
+    monkeypatch.setattr(driver.coverage, "forgotten", lambda covered: [])
+    options = ["--chip", "v5e", "--results", str(tmp_path / "tpu.json")]
+    assert driver.main(options) == 0
+    out = capsys.readouterr().out
+    assert "| flash_attention | SmolLM2-135M |" in out and "1 programs compiled, 0 problems" in out
+    monkeypatch.setattr(compiler, "measure", lambda work, chip: {"refused": "too large"})
+    (tmp_path / "part_tpu.json").unlink()
+    assert driver.main(options) == 1
+    assert f"{FINE.label}, v5e: refused: too large\n" in capsys.readouterr().err
+    assert driver.main([*options, "--only", "no such thing"]) == 1
+    assert FINE.label in capsys.readouterr().err
+    assert not (tmp_path / "tpu.json").exists()
 
 
 def test_operations_are_counted_as_the_compiler_counts_them():
