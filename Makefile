@@ -7,6 +7,7 @@ PY := .venv/bin/python
 CONSTRAINTS := constraints/colab-tpu-2026-08.txt
 NAMES ?=
 LAB ?=
+TPU ?=
 
 # One cache of compiled programs for all that runs here.
 export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/build/jax-cache
@@ -21,20 +22,20 @@ export DFLASH_LITE_PROMPT = $(value PROMPT)
 setup = @python=$$(PYTHON='$(PYTHON)' VENV=$(1) sh tools/find_python.sh $(3)) && \
 	"$$python" tools/setup.py $(1) --extras "$(2)" $(4)
 pytest = -m pytest -q -n 2 --dist loadfile
-tests = $(pytest) --ignore tests/browser tests
+tests = $(pytest) --ignore tests/browser --ignore tests/tpu tests
 # what depends on the versions; the tools and the site are tested once
-package_tests = $(tests) $(foreach name,bench pipeline record_demo setup,--ignore tests/test_$(name).py)
+package_tests = $(tests) $(foreach name,bench pipeline record_demo setup tpu_check,--ignore tests/test_$(name).py)
 lax = $(pytest) --nbval-lax --nbval-current-env
 strict = $(pytest) --nbval --nbval-current-env --nbval-sanitize-with tools/sanitize.cfg
 # what was made, not what a learner keeps beside it
 student = $(patsubst chapters/%.py,build/student/%.ipynb,$(wildcard chapters/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-311 test-colab test-browser lab package notebooks student book bench \
-	address
+.PHONY: help demo test test-311 test-colab test-browser tpu-check tpu-check-colab lab package \
+	notebooks student book bench address
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
 
 demo: ## a real language model answers a question (PROMPT="…" for yours)
 	$(call setup,.venv)
@@ -65,6 +66,18 @@ test-colab: ## package tests and chapters with the versions of Colab's TPU runti
 test-browser: book ## the book in a real Chromium
 	$(call setup,.venv,book browser test)
 	CHROMIUM=$$(sh tools/browser.sh) && CHROMIUM=$$CHROMIUM $(PY) -m pytest -q tests/browser
+
+tpu-check: ## compile every program for TPUs that are not there (TPU="--chip v5e --only decode")
+	$(call setup,.venv-tpu,test tpu,3.13)
+	.venv-tpu/bin/python -m pytest -q tests/tpu
+	.venv-tpu/bin/python -m tpu_check $(TPU)
+
+# Colab's own libtpu crashes without a chip; the one that its jax asks for does not
+tpu-check-colab: ## the same with Colab's versions
+	@mkdir -p build && grep -v '^libtpu==' $(CONSTRAINTS) > build/colab-tpu.txt
+	$(call setup,.venv-tpu-colab,test tpu,3.13,--constraints build/colab-tpu.txt)
+	.venv-tpu-colab/bin/python -m pytest -q tests/tpu
+	.venv-tpu-colab/bin/python -m tpu_check --results bench/results/tpu_colab.json $(TPU)
 
 lab: ## JupyterLab, with the chapters as notebooks (LAB="--no-browser" for its options)
 	$(call setup,.venv,notebooks)

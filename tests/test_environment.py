@@ -41,7 +41,7 @@ def test_conda_environment_follows_pyproject():
     assert SpecifierSet(PROJECT["requires-python"]).contains(python.removeprefix("python="))
     assert len(conda) == 2 and "pip" in conda, "packages come from pyproject.toml, through pip"
     match = re.fullmatch(r"-e \.\[([a-z,]+)\]", *pip["pip"])
-    assert set(match[1].split(",")) == set(EXTRAS) - {"browser"}
+    assert set(match[1].split(",")) == set(EXTRAS) - {"browser", "tpu"}
 
 
 @pytest.mark.parametrize("name", ["dependencies", *sorted(EXTRAS)])

@@ -1,0 +1,186 @@
+"""How to call each function of the package at a real size, and what it may take.
+
+A builder turns an entry of the list into a `Work`: the jitted function, its arguments as shapes,
+the operations it must do, and a bound on the memory it may take beside arguments and results.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dflash_lite import decoding, flash_attention as tiles
+from dflash_lite.checkpoints import ModelConfig
+from dflash_lite.decoding import DenseCache, Sampling, State
+from dflash_lite.transformer import Transformer
+from tpu_check.models import DTYPE, MODELS, shapes
+
+if TYPE_CHECKING:
+    from tpu_check.entries import Entry
+
+MIB = 2**20
+SMALL = 64 * MIB  # what any program may take: far less than a cache of the list
+LANES = 128  # a row of a TPU's memory; shorter ones may be padded
+
+
+class Work(NamedTuple):
+    """A program to compile."""
+
+    function: Any  # jitted, with donation as in the package
+    arguments: tuple  # shapes
+    options: dict  # static arguments
+    flops: float  # of the matrix products, masked parts of dense tables included
+    bound: float  # bytes of temporaries
+
+
+# What it does and may take
+# -------------------------
+
+def products(config: ModelConfig, rows: int, keys: int, scored: int) -> float:
+    """FLOPs of a pass of `rows` tokens that see `keys` each, with logits for `scored`."""
+    c = config
+    heads = c.num_attention_heads * c.head_dim
+    kv = c.num_key_value_heads * c.head_dim
+    layer = c.hidden_size * (2 * heads + 2 * kv + 3 * c.intermediate_size) + 2 * keys * heads
+    return 2.0 * (rows * c.num_hidden_layers * layer + scored * c.vocab_size * c.hidden_size)
+
+
+def activations(config: ModelConfig, rows: int, keys: int, scored: int) -> float:
+    """Bytes of one layer's arrays for `rows` tokens: wide ones, and a table of scores.
+
+    Float32 throughout; the table three times, for scores, weights and mask.
+    """
+    c = config
+    wide = 4 * c.hidden_size + 3 * c.intermediate_size + 4 * c.num_attention_heads * c.head_dim
+    table = 3 * c.num_attention_heads * keys
+    return 4.0 * (rows * (wide + table) + 2 * scored * c.vocab_size)
+
+
+def padded_cache(config: ModelConfig, batch: int, context: int) -> float:
+    """Bytes of a dense cache whose heads fill whole lanes."""
+    c = config
+    lanes = -(-c.head_dim // LANES) * LANES
+    rows = 2 * c.num_hidden_layers * c.num_key_value_heads * batch * context
+    return rows * lanes * jnp.dtype(DTYPE).itemsize
+
+
+# Arguments
+# ---------
+
+def integers(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def dense_cache(config: ModelConfig, batch: int, context: int) -> DenseCache:
+    return jax.eval_shape(lambda: DenseCache.empty(config, batch, context, DTYPE))
+
+
+def sampling(batch: int) -> Sampling:
+    floats = jax.ShapeDtypeStruct((batch,), jnp.float32)
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch))
+    return Sampling(floats, integers(batch), floats, keys)
+
+
+STOPS = integers(2)
+
+
+# Builders
+# --------
+
+def prefill(entry: "Entry") -> Work:
+    """Chapter 3's prefill: it makes the cache and fills it, chunk by chunk."""
+    config, batch = MODELS[entry.model], entry.batch
+    rows = integers(batch)
+    arguments = (shapes(entry.model), integers(batch, entry.tokens), rows, rows, STOPS,
+                 sampling(batch))  # fmt: skip
+    part = batch * min(entry.tokens, decoding.PREFILL_CHUNK)
+    return Work(
+        decoding.prefill, arguments, {"capacity": entry.context, "mode": entry.mode},
+        products(config, batch * entry.tokens, entry.context, batch),
+        activations(config, part, entry.context, batch),
+    )  # fmt: skip
+
+
+def decode(entry: "Entry") -> Work:
+    """Chapter 3's loop; what it does is counted for one step."""
+    config, batch = MODELS[entry.model], entry.batch
+    rows, cache = integers(batch), dense_cache(config, batch, entry.context)
+    stopped = jax.ShapeDtypeStruct((batch,), jnp.bool_)
+    state = State(integers(batch, entry.context), rows, rows, stopped, cache)
+    return Work(
+        decoding.decode, (shapes(entry.model), state, STOPS, sampling(batch), integers()),
+        {"mode": entry.mode},
+        products(config, batch, entry.context, batch),
+        activations(config, batch, entry.context, batch),
+    )  # fmt: skip
+
+
+@partial(jax.jit, donate_argnames="cache")
+def check_block(
+    model: Transformer, tokens: jax.Array, positions: jax.Array, cache: DenseCache
+) -> tuple[jax.Array, DenseCache]:
+    """The likeliest token behind each token of a block: what a verification computes."""
+    output = model(tokens, positions, cache)
+    return jnp.argmax(model.logits(output.hidden), axis=-1), output.cache
+
+
+def verify(entry: "Entry") -> Work:
+    """One pass over a block for each text."""
+    config, batch = MODELS[entry.model], entry.batch
+    rows, block = batch * entry.tokens, integers(batch, entry.tokens)
+    cache = dense_cache(config, batch, entry.context)
+    return Work(
+        check_block, (shapes(entry.model), block, block, cache), {},
+        products(config, rows, entry.context, rows),
+        activations(config, rows, entry.context, rows),
+    )  # fmt: skip
+
+
+def attention_arguments(entry: "Entry") -> tuple:
+    """q, k, v, starts and lengths of one layer."""
+    c, batch = MODELS[entry.model], entry.batch
+    array = lambda *shape: jax.ShapeDtypeStruct(shape, DTYPE)
+    keys = array(batch, c.num_key_value_heads, entry.context, c.head_dim)
+    q = array(batch, entry.tokens, c.num_attention_heads, c.head_dim)
+    return q, keys, keys, integers(batch), integers(batch)
+
+
+def attention_work(entry: "Entry", function: Callable, table: int, seen: float) -> Work:
+    """One layer's attention: `table` keys of scores at a time, `seen` keys a query."""
+    c, rows = MODELS[entry.model], entry.batch * entry.tokens
+    heads = rows * c.num_attention_heads
+    lanes = -(-c.head_dim // LANES) * LANES
+    # q, the result and the running sums in float32, each padded; three tables
+    bound = 4.0 * heads * (5 * lanes + 3 * table)
+    return Work(jax.jit(function), attention_arguments(entry), {},
+                4.0 * heads * seen * c.head_dim, bound)  # fmt: skip
+
+
+def flash_attention(entry: "Entry") -> Work:
+    """Chapter 4's kernel; causal, the queries last, so that tiles it skips do not count."""
+    seen = entry.context - (entry.tokens - 1) / 2
+    return attention_work(entry, tiles.flash_attention, 0, seen)
+
+
+def tiled_attention(entry: "Entry") -> Work:
+    """Chapter 4's loop in JAX: it computes every tile."""
+    return attention_work(entry, tiles.tiled_attention, 256, entry.context)
+
+
+# A function of the list, the function of the package that it compiles, and its builder.
+FUNCTIONS: dict[str, tuple[str, Callable[["Entry"], Work]]] = {
+    "prefill": ("dflash_lite.decoding.prefill", prefill),
+    "decode": ("dflash_lite.decoding.decode", decode),
+    "verify": ("dflash_lite.transformer.Transformer", verify),
+    "flash_attention": ("dflash_lite.flash_attention.flash_attention", flash_attention),
+    "tiled_attention": ("dflash_lite.flash_attention.tiled_attention", tiled_attention),
+}
+
+
+def build(entry: "Entry") -> Work:
+    """The entry's program, with the bound that the check holds it to."""
+    work = FUNCTIONS[entry.function][1](entry)
+    copies = entry.copies * padded_cache(MODELS[entry.model], entry.batch, entry.context)
+    return work._replace(bound=SMALL + work.bound + copies)
