@@ -22,10 +22,13 @@ export DFLASH_LITE_PROMPT = $(value PROMPT)
 setup = @python=$$(PYTHON='$(PYTHON)' VENV=$(1) sh tools/find_python.sh $(3)) && \
 	"$$python" tools/setup.py $(1) --extras "$(2)" $(4)
 pytest = -m pytest -q -n 2 --dist loadfile
-tests = $(pytest) --ignore tests/browser --ignore tests/tpu tests
-# what depends on the versions; the tools and the site are tested once
-package_tests = $(tests) $(foreach name,bench pipeline record_demo setup tpu_check,--ignore tests/test_$(name).py)
+elsewhere = --ignore tests/browser --ignore tests/tpu
+tests = $(pytest) $(elsewhere) tests
 lax = $(pytest) --nbval-lax --nbval-current-env
+# What depends on the versions; the tools and the site are tested once. Chapters come first: a
+# long file should not begin last.
+once = $(foreach name,bench pipeline record_demo setup tpu_check,--ignore tests/test_$(name).py)
+versions = $(lax) $(elsewhere) $(once) chapters/*.py tests
 strict = $(pytest) --nbval --nbval-current-env --nbval-sanitize-with tools/sanitize.cfg
 # what was made, not what a learner keeps beside it
 student = $(patsubst chapters/%.py,build/student/%.ipynb,$(wildcard chapters/*.py))
@@ -55,13 +58,11 @@ test: ## all that must pass, with the newest versions
 
 test-311: ## package tests and chapters on Python 3.11
 	$(call setup,.venv-311,test,3.11)
-	.venv-311/bin/python $(package_tests)
-	.venv-311/bin/python $(lax) chapters/*.py
+	.venv-311/bin/python $(versions)
 
 test-colab: ## package tests and chapters with the versions of Colab's TPU runtime
 	$(call setup,.venv-colab,test,3.13,--constraints $(CONSTRAINTS))
-	.venv-colab/bin/python $(package_tests)
-	.venv-colab/bin/python $(lax) chapters/*.py
+	.venv-colab/bin/python $(versions)
 
 test-browser: book ## the book in a real Chromium
 	$(call setup,.venv,book browser test)
@@ -104,6 +105,7 @@ book: ## the web pages, in build/html/
 bench: ## speed, beside other libraries
 	$(call setup,.venv,test)
 	$(PY) -m bench
+	$(PY) -m bench.paging
 
 address: ## change the repository's public address everywhere (URL=https://github.com/…)
 	$(call setup,.venv,test)

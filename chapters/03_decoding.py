@@ -132,10 +132,14 @@ class DenseCache(NamedTuple):
         positions: Int[Array, "batch tokens"],
     ) -> tuple[Float[Array, "batch tokens heads head_dim"], "DenseCache"]:
         """Write k and v at their positions; attend to all rows up to them."""
-        rows = jnp.arange(q.shape[0])[:, None]
+        rows = jnp.arange(q.shape[0])[:, None, None]
+        heads = jnp.arange(k.shape[2])[:, None]
+        # every axis by number: with a slice, a TPU would turn the cache around
+        at = (rows, heads, positions[:, None])
         keys, values = list(self.keys), list(self.values)
-        keys[layer] = keys[layer].at[rows, :, positions].set(k, mode="drop")
-        values[layer] = values[layer].at[rows, :, positions].set(v, mode="drop")
+        for arrays, new in ((keys, k), (values, v)):
+            place = arrays[layer].at[at]
+            arrays[layer] = place.set(new.swapaxes(1, 2), mode="drop")
         # without the barrier XLA fuses write and read, and copies the cache
         written = jax.lax.optimization_barrier((keys[layer], values[layer]))
         keys[layer], values[layer] = written
@@ -162,7 +166,8 @@ assert sum(x.nbytes for x in jax.tree.leaves(cache)) == 128 * token_bytes
 
 # %%
 forward = jax.jit(Transformer.__call__)
-ids = jnp.array([tokenizer.encode("A cache must not change what the model says.")])
+sentence = "A cache must not change what the model says."
+ids = jnp.array([tokenizer.encode(sentence)])
 at = jnp.arange(ids.shape[1])[None]
 whole = forward(model, ids, at).hidden
 half = ids.shape[1] // 2
@@ -1017,8 +1022,8 @@ assert again.statistics.compile_seconds == 0
 how = dict(max_new_tokens=16, temperature=0.8, top_p=0.9)
 pair = ["Tell me a story."] * 2
 third, fourth = generate(model, tokenizer, pair, seed=3, **how)
-again, _ = generate(model, tokenizer, pair, seed=4, **how)
-assert again.tokens == fourth.tokens != third.tokens
+anew, _ = generate(model, tokenizer, pair, seed=4, **how)
+assert anew.tokens == fourth.tokens != third.tokens
 
 # %% [markdown]
 # ## Why it is slow
@@ -1029,14 +1034,13 @@ assert again.tokens == fourth.tokens != third.tokens
 # %%
 text = "The cat sat on the mat. " * 30
 for _ in range(2):  # the second time, nothing compiles
-    answer = generate(model, tokenizer, text, max_new_tokens=8, chat=False)
-cost = answer.statistics
-reading = cost.prompt_tokens / cost.prefill_seconds
-assert reading > 2 * cost.tokens_per_second
+    read = generate(model, tokenizer, text, max_new_tokens=1, chat=False)
+reading = read.statistics.prompt_tokens / read.statistics.prefill_seconds
+writing = again.statistics.tokens_per_second
+assert reading > 2 * writing
 
 # %% tags=["nbval-ignore-output"]
-print(f"reads {reading:.0f} tokens a second,", end=" ")
-print(f"writes {cost.tokens_per_second:.0f}")
+print(f"reads {reading:.0f} tokens a second, writes {writing:.0f}")
 
 # %% [markdown]
 # A decode step reads every weight once, and uses each for one multiplication

@@ -100,10 +100,14 @@ class DenseCache(NamedTuple):
         positions: Int[Array, "batch tokens"],
     ) -> tuple[Float[Array, "batch tokens heads head_dim"], "DenseCache"]:
         """Write k and v at their positions; attend to all rows up to them."""
-        rows = jnp.arange(q.shape[0])[:, None]
+        rows = jnp.arange(q.shape[0])[:, None, None]
+        heads = jnp.arange(k.shape[2])[:, None]
+        # every axis by number: with a slice, a TPU would turn the cache around
+        at = (rows, heads, positions[:, None])
         keys, values = list(self.keys), list(self.values)
-        keys[layer] = keys[layer].at[rows, :, positions].set(k, mode="drop")
-        values[layer] = values[layer].at[rows, :, positions].set(v, mode="drop")
+        for arrays, new in ((keys, k), (values, v)):
+            place = arrays[layer].at[at]
+            arrays[layer] = place.set(new.swapaxes(1, 2), mode="drop")
         # without the barrier XLA fuses write and read, and copies the cache
         written = jax.lax.optimization_barrier((keys[layer], values[layer]))
         keys[layer], values[layer] = written

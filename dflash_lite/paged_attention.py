@@ -524,11 +524,13 @@ class PagedCache:
         """Write k and v into the pages; attend to all positions up to q's."""
         keys, values = list(self.keys), list(self.values)
         page, slot = self.locate(positions)
+        heads = jnp.arange(k.shape[2])[:, None]
+        # every axis by number: with a slice, a TPU would turn the pages around
+        at = (page[:, None], heads, slot[:, None])
         for arrays, new in ((keys, k), (values, v)):
             spare = arrays[layer].shape[-1] - new.shape[-1]
-            wide = jnp.pad(new, ((0, 0),) * 3 + ((0, spare),))
-            place = arrays[layer].at[page, :, slot]
-            arrays[layer] = place.set(wide, mode="drop")
+            wide = jnp.pad(new.swapaxes(1, 2), ((0, 0),) * 3 + ((0, spare),))
+            arrays[layer] = arrays[layer].at[at].set(wide, mode="drop")
         # without the barrier XLA fuses write and read, and copies the cache
         written = jax.lax.optimization_barrier((keys[layer], values[layer]))
         keys[layer], values[layer] = written

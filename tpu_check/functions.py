@@ -14,6 +14,13 @@ import jax.numpy as jnp
 from dflash_lite import decoding, flash_attention as tiles
 from dflash_lite.checkpoints import ModelConfig
 from dflash_lite.decoding import DenseCache, Sampling, State
+from dflash_lite.paged_attention import (
+    Layout,
+    PagedCache,
+    copy_pages as copy,
+    paged_attention as kernel,
+    read_pages as read,
+)
 from dflash_lite.transformer import Transformer
 from tpu_check.models import DTYPE, MODELS, shapes
 
@@ -83,7 +90,18 @@ def sampling(batch: int) -> Sampling:
     return Sampling(floats, integers(batch), floats, keys)
 
 
+def paged_cache(config: ModelConfig, batch: int, context: int) -> PagedCache:
+    """Pages for `batch` whole contexts, as the kernel reads them."""
+    blocks = -(-context // PAGE)
+    pages = batch * blocks
+    arrays = jax.eval_shape(lambda: PagedCache.empty(config, pages, PAGE, DTYPE, "kernel"))
+    table, users = integers(batch, blocks), integers(pages, 1)
+    at = Layout(table, table, users, users)
+    return PagedCache(arrays.keys, arrays.values, at, "kernel")
+
+
 STOPS = integers(2)
+PAGE = 64  # tokens
 
 
 # Builders
@@ -138,6 +156,56 @@ def verify(entry: "Entry") -> Work:
     )  # fmt: skip
 
 
+def paged_state(entry: "Entry") -> State:
+    """A batch of texts over pages."""
+    batch = entry.batch
+    rows, cache = integers(batch), paged_cache(MODELS[entry.model], batch, entry.context)
+    stopped = jax.ShapeDtypeStruct((batch,), jnp.bool_)
+    return State(integers(batch, entry.context), rows, rows, stopped, cache)
+
+
+def paged_decode(entry: "Entry") -> Work:
+    """The same loop over pages; no table of scores."""
+    config, batch = MODELS[entry.model], entry.batch
+    arguments = (shapes(entry.model), paged_state(entry), STOPS, sampling(batch), integers())
+    return Work(
+        decoding.decode, arguments, {"mode": entry.mode},
+        products(config, batch, entry.context, batch), activations(config, batch, 0, batch),
+    )  # fmt: skip
+
+
+def read_pages(entry: "Entry") -> Work:
+    """Chapter 5's prefill: what no page holds yet, chunk by chunk."""
+    config, batch = MODELS[entry.model], entry.batch
+    arguments = (shapes(entry.model), paged_state(entry), integers(batch), STOPS,
+                 sampling(batch))  # fmt: skip
+    return Work(
+        read, arguments, {"chunk": entry.tokens, "mode": entry.mode},
+        products(config, batch * entry.tokens, entry.context, batch),
+        activations(config, batch * entry.tokens, 0, batch),
+    )  # fmt: skip
+
+
+def copy_pages(entry: "Entry") -> Work:
+    """Copy on write, for as many pages as there are texts."""
+    cache = paged_cache(MODELS[entry.model], entry.batch, entry.context)
+    return Work(copy, (cache, integers(entry.batch, 2)), {}, 0.0, 0.0)
+
+
+def paged_attention(entry: "Entry") -> Work:
+    """Chapter 5's kernel alone, over one layer's pages."""
+    c, batch = MODELS[entry.model], entry.batch
+    blocks, lanes = -(-entry.context // PAGE), -(-c.head_dim // LANES) * LANES
+    array = lambda *shape: jax.ShapeDtypeStruct(shape, DTYPE)
+    pages = array(batch * blocks, c.num_key_value_heads, PAGE, lanes)
+    q = array(batch, entry.tokens, c.num_attention_heads, lanes)
+    rows, heads = integers(batch), batch * entry.tokens * c.num_attention_heads
+    return Work(
+        jax.jit(kernel), (q, pages, pages, integers(batch, blocks), rows, rows), {},
+        4.0 * heads * entry.context * c.head_dim, 4.0 * heads * 5 * lanes,
+    )  # fmt: skip
+
+
 def attention_arguments(entry: "Entry") -> tuple:
     """q, k, v, starts and lengths of one layer."""
     c, batch = MODELS[entry.model], entry.batch
@@ -174,6 +242,10 @@ FUNCTIONS: dict[str, tuple[str, Callable[["Entry"], Work]]] = {
     "prefill": ("dflash_lite.decoding.prefill", prefill),
     "decode": ("dflash_lite.decoding.decode", decode),
     "verify": ("dflash_lite.transformer.Transformer", verify),
+    "decode over pages": ("dflash_lite.paged_attention.PagedCache", paged_decode),
+    "read_pages": ("dflash_lite.paged_attention.read_pages", read_pages),
+    "copy_pages": ("dflash_lite.paged_attention.copy_pages", copy_pages),
+    "paged_attention": ("dflash_lite.paged_attention.paged_attention", paged_attention),
     "flash_attention": ("dflash_lite.flash_attention.flash_attention", flash_attention),
     "tiled_attention": ("dflash_lite.flash_attention.tiled_attention", tiled_attention),
 }
