@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tpu_check.entries import Entry
 
 MIB = 2**20
-SMALL = 64 * MIB  # what any program may take: far less than a cache of the list
+SMALL = 96 * MIB  # what any program may take: far less than a cache of the list
 LANES = 128  # a row of a TPU's memory; shorter ones may be padded
 
 
@@ -177,12 +177,15 @@ def paged_decode(entry: "Entry") -> Work:
 def read_pages(entry: "Entry") -> Work:
     """Chapter 5's prefill: what no page holds yet, chunk by chunk."""
     config, batch = MODELS[entry.model], entry.batch
+    rows, lanes = batch * entry.tokens, -(-config.head_dim // LANES) * LANES
+    heads = 2 * (config.num_attention_heads + config.num_key_value_heads)
+    forms = 4  # of q, k, v and the result: projected, padded, by rows, the kernel's
     arguments = (shapes(entry.model), paged_state(entry), integers(batch), STOPS,
                  sampling(batch))  # fmt: skip
     return Work(
         read, arguments, {"chunk": entry.tokens, "mode": entry.mode},
-        products(config, batch * entry.tokens, entry.context, batch),
-        activations(config, batch * entry.tokens, 0, batch),
+        products(config, rows, entry.context, batch),
+        activations(config, rows, 0, batch) + 4.0 * forms * rows * heads * lanes,
     )  # fmt: skip
 
 
