@@ -29,7 +29,7 @@ V5E = ("v5e",)  # the smallest: sizes between those that all chips have
 
 ENTRIES = [
     Entry("prefill", SMOLLM2, tokens=128, context=256, chips=V5E),
-    Entry("prefill", SMOLLM2, tokens=8192, context=8192),
+    Entry("prefill", SMOLLM2, tokens=8192, context=8192, copies=1),
     Entry("prefill", QWEN3, tokens=128, context=256, chips=V5E),
     Entry("prefill", QWEN3, tokens=2048, context=4096),
     Entry("decode", SMOLLM2, batch=1, context=8192, copies=1),
@@ -39,7 +39,7 @@ ENTRIES = [
     Entry("decode", QWEN3, batch=1, context=32768),
     Entry("decode", QWEN3, batch=8, context=2048, chips=V5E),
     Entry("decode", QWEN3, batch=64, context=256),
-    Entry("verify", SMOLLM2, tokens=16, context=8192, copies=1),
+    Entry("verify", SMOLLM2, tokens=16, context=8192, copies=2),
     Entry("verify", QWEN3, tokens=16, context=32768),
     Entry("verify", QWEN3, batch=8, tokens=16, context=2048, chips=V5E),
     Entry("decode over pages", SMOLLM2, batch=64, context=1024),

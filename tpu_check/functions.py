@@ -55,14 +55,14 @@ def products(config: ModelConfig, rows: int, keys: int, scored: int) -> float:
 
 
 def activations(config: ModelConfig, rows: int, keys: int, scored: int) -> float:
-    """Bytes of one layer's arrays for `rows` tokens: wide ones, and a table of scores.
+    """Bytes of one layer's arrays for `rows` tokens: wide ones, a table of scores, logits.
 
-    Float32 throughout; the table three times, for scores, weights and mask.
+    Float32 throughout; the table three times, for scores, weights and mask, and so the logits.
     """
     c = config
     wide = 4 * c.hidden_size + 3 * c.intermediate_size + 4 * c.num_attention_heads * c.head_dim
     table = 3 * c.num_attention_heads * keys
-    return 4.0 * (rows * (wide + table) + 2 * scored * c.vocab_size)
+    return 4.0 * (rows * (wide + table) + 3 * scored * c.vocab_size)
 
 
 def padded_cache(config: ModelConfig, batch: int, context: int) -> float:
@@ -179,7 +179,7 @@ def read_pages(entry: "Entry") -> Work:
     config, batch = MODELS[entry.model], entry.batch
     rows, lanes = batch * entry.tokens, -(-config.head_dim // LANES) * LANES
     heads = 2 * (config.num_attention_heads + config.num_key_value_heads)
-    forms = 4  # of q, k, v and the result: projected, padded, by rows, the kernel's
+    forms = 5  # of q, k, v and the result: projected, turned, padded, by rows, the kernel's
     arguments = (shapes(entry.model), paged_state(entry), integers(batch), STOPS,
                  sampling(batch))  # fmt: skip
     return Work(
