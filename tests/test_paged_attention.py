@@ -279,7 +279,7 @@ SHARED = {
 
 @given(SHAPES)
 @example(SHARED)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_both_ways_through_pages_equal_the_definition(shape):
     q, keys, values, at, rows = problem(**shape, dtype=jnp.float32)
     ends = np.array(shape["tokens"])
@@ -296,7 +296,7 @@ def test_both_ways_through_pages_equal_the_definition(shape):
 @given(SHAPES, st.booleans())
 @example(SHARED, True)
 @example(SHARED, False)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 def test_the_kernel_equals_the_definition(shape, causal):
     """Decode, verify and draft, in the simulator: NaN where nothing was written, no races."""
     q, keys, values, at, rows = problem(**shape, dtype=jnp.float32)
