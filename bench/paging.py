@@ -100,8 +100,8 @@ def step(model: Any, state: Any) -> tuple[float, Any]:
 def upkeep(model: Any) -> tuple[Any, Any]:
     """A function that keeps pages for one step of many texts, and their state.
 
-    It makes room for one token more, lays out the tables, and records the token: all that the
-    host does between two calls of `decode` when it looks after every step.
+    It makes room for one token more, lays out the tables, and records the token, as between two
+    calls of `decode` when the host looks after every step. Transfers are not in it.
     """
     from dflash_lite.paged_attention import PagedMemory, layout
 

@@ -659,8 +659,8 @@ assert all(abs(m / f - 1) < 0.2 for m, f in measured)
 # Small pages waste little. What speaks for large ones? Every page costs an
 # entry in a table, a hash, and a separate copy from memory to the core. On a
 # TPU a copy should be large to be worth its start, so pages there have 64 to
-# 256 tokens, and the table above says what that costs: with 128 tokens, an
-# eighth of the memory at this length of text.
+# 256 tokens, and the table above says what that costs: with 128 tokens, a
+# seventh of the memory at this length of text.
 #
 # ## The cache
 #
@@ -670,13 +670,12 @@ assert all(abs(m / f - 1) < 0.2 for m, f in measured)
 # Reading needs more thought.
 #
 # The plain way gathers a text's pages into one array, and goes on as in chapter
-# 3. It copies the whole cache at every step, and on a CPU the copy takes longer
-# than the attention. For few queries there is a better way: *bring the query to
-# the page*. A query is small. So for every page we fetch the queries of the
-# texts that use it, and compute what chapter 4 calls the running sums over this
-# one page: largest score, total, mixture. They are small too. We fetch them by
-# text and combine them, as exercise 4.1 does with two halves. Keys and values
-# are read once, where they lie.
+# 3. It copies the whole cache at every step. For few queries there is a better
+# way: *bring the query to the page*. A query is small. So for every page we
+# fetch the queries of the texts that use it, and compute what chapter 4 calls
+# the running sums over this one page: largest score, total, mixture. They are
+# small too. We fetch them by text and combine them, as exercise 4.1 does with
+# two halves. Keys and values are read once, where they lie.
 #
 # For that, a page must know its users. `layout` writes down both directions.
 
