@@ -2,8 +2,8 @@
 
     python -m bench.report [--check]
 
-A page shows a table between `<!-- bench:decoding -->` or `<!-- bench:paging -->` and
-`<!-- /bench -->`.
+A page shows a table between `<!-- bench:NAME -->` and `<!-- /bench -->`; NAME is decoding,
+paging, exactness or speculation.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from bench.ratios import Summary, ratio, summary
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 NAME, PLOT, PAGING = "decoding.json", "decoding.svg", "paging.json"
+EXACTNESS, SPECULATION = "exactness.json", "speculation.json"
 BLOCK = re.compile(r"(<!-- bench:(\w+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 ALT = (
     "Two plots. Left: tokens per second of each library, a bar each. Right: milliseconds of a "
@@ -217,14 +218,17 @@ def block(results: dict, page: Path) -> str:
 
 def filled(text: str, results: dict, page: Path) -> str:
     """A page's text with the results of `results` between its markers."""
-    from bench import paging
+    from bench import exactness, paging, speculation
+
+    tables = {"paging": (paging, PAGING), "exactness": (exactness, EXACTNESS),
+              "speculation": (speculation, SPECULATION)}  # fmt: skip
 
     def new(match: re.Match) -> str:
-        if match[2] == "paging":
-            inside = f"\n{paging.table(json.loads((RESULTS / PAGING).read_text('utf-8')))}\n\n"
-        else:
-            inside = block(results, page)
-        return match[1] + inside + match[3]
+        if match[2] not in tables:
+            return match[1] + block(results, page) + match[3]
+        source, name = tables[match[2]]
+        of = json.loads((RESULTS / name).read_text("utf-8"))
+        return f"{match[1]}\n{source.table(of)}\n\n{match[3]}"
 
     return BLOCK.sub(new, text)
 

@@ -27,13 +27,17 @@ def about() -> dict:
 
 
 @torch.inference_mode()
-def generate(ids: list[int], tokens: int) -> dict:
-    """From token ids to token ids, greedily, with the library's key-value cache."""
+def generate(ids: list[int], tokens: int, lookup: int = 0) -> dict:
+    """From token ids to token ids, greedily, with the library's key-value cache.
+
+    With `lookup`, its prompt lookup decoding drafts so many tokens a step.
+    """
+    more = {"prompt_lookup_num_tokens": lookup} if lookup else {}
 
     def run() -> list[int]:
         prompt = torch.tensor([ids])
         mask = torch.ones_like(prompt)
-        output = model.generate(prompt, attention_mask=mask, max_new_tokens=tokens)
+        output = model.generate(prompt, attention_mask=mask, max_new_tokens=tokens, **more)
         return output[0, len(ids) :].tolist()
 
     seconds, made = timed(run)

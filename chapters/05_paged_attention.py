@@ -37,7 +37,7 @@ import dataclasses
 import functools
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -51,11 +51,15 @@ from jaxtyping import Array, Float, Int
 from dflash_lite.checkpoints import ModelConfig, UserError
 from dflash_lite.decoding import (
     PREFILL_CHUNK,
+    Drafter,
+    Look,
     Sampling,
     State,
     bucket,
-    decode,
+    look,
+    pack,
     read_and_choose,
+    reading,
 )
 from dflash_lite.flash_attention import (
     LOWEST,
@@ -73,7 +77,12 @@ import time
 
 from IPython.display import HTML
 
-from dflash_lite.decoding import DenseCache, generate, make_sampling
+from dflash_lite.decoding import (
+    DenseCache,
+    decode,
+    generate,
+    make_sampling,
+)
 from dflash_lite.exercises import check
 from dflash_lite.transformer import load
 
@@ -375,15 +384,18 @@ class PagePool:
             names.append(name)
         return names
 
-    def admit(self, prompt: list[int], room: int = 0) -> Text:
+    def admit(
+        self, prompt: list[int], room: int = 0, fresh: bool = False
+    ) -> Text:
         """A text with pages for a prompt and `room` more tokens.
 
-        Its `tokens` are the beginning of the prompt that need not be computed.
+        Its `tokens` are the beginning of the prompt that need not be computed;
+        none if it is to be `fresh`.
 
         Raises:
             PoolExhausted: there are not enough pages; nothing is taken.
         """
-        names = self.find(prompt)
+        names = [] if fresh else self.find(prompt)
         shared = [self.pages.by_name[name] for name in names]
         for page in shared:
             self.pages.share(page)
@@ -1044,6 +1056,16 @@ class PagedMemory:
         dtype = model.embed_tokens.dtype
         self.cache = PagedCache.empty(model.config, pages, size, dtype, reader)
 
+    def batch(
+        self,
+        model: Transformer,
+        prompts: list[list[int]],
+        limits: Sequence[int],
+        drafter: Drafter | None = None,
+    ) -> "PagedBatch":
+        """Prompts that are read and continued together, in these pages."""
+        return PagedBatch(self, prompts, limits, drafter)
+
 
 # %% tags=["export"]
 class PagedBatch:
@@ -1062,23 +1084,43 @@ class PagedBatch:
         memory: PagedMemory,
         prompts: list[list[int]],
         limits: Sequence[int],
+        drafter: Drafter | None = None,
     ):
         self.memory, self.limits, self.texts = memory, limits, []
+        self.prompts, self.drafter = prompts, drafter
+        fresh = reading(drafter) is not None
         self.blocks = -(-bucket(int(max(limits))) // memory.pool.size)
         try:
             for prompt in prompts:
-                self.texts.append(memory.pool.admit(prompt))
+                self.texts.append(memory.pool.admit(prompt, fresh=fresh))
         except PoolExhausted:
             self.release()
             raise
 
-    def make_room(self, lengths: Sequence[int], steps: int) -> PagedCache:
-        """The cache, with pages for `steps` more tokens of each text."""
+    def prefill(
+        self, stops: Int[Array, "stops"], sampling: Sampling, mode: str
+    ) -> State:
+        """The state after what no page holds yet is read."""
+        _, lengths = pack(self.prompts)
+        firsts = np.array([len(t.tokens) for t in self.texts], np.int32)
+        chunk = min(bucket(int((lengths - firsts).max())), PREFILL_CHUNK)
+        shape = (len(lengths), bucket(int(max(self.limits))))
+        packed, never = np.zeros(shape, np.int32), np.zeros(shape[0], bool)
+        for row, prompt in zip(packed, self.prompts, strict=True):
+            row[: len(prompt)] = prompt
+        limits = np.asarray(self.limits, np.int32)
+        cache = self.make_room(lengths, 0)
+        state = State(packed, lengths, limits, never, cache)
+        how = (firsts, stops, sampling, chunk, mode, reading(self.drafter))
+        return read_pages(self.memory.model, state, *how)
+
+    def make_room(self, lengths: Sequence[int], tokens: int) -> PagedCache:
+        """The cache, with pages for `tokens` more tokens of each text."""
         memory, copies = self.memory, []
         rows = zip(self.texts, lengths, self.limits, strict=True)
         try:
             for text, length, limit in rows:
-                end = min(int(length) + steps, int(limit))
+                end = min(int(length) + tokens, int(limit))
                 copies += memory.pool.reserve(text, end)
         finally:  # the tables already name the copies
             if copies:
@@ -1087,15 +1129,15 @@ class PagedBatch:
         at = layout(self.texts, self.blocks, pages)
         return dataclasses.replace(memory.cache, at=at)
 
-    def commit(self, state: State) -> tuple[np.ndarray, bool]:
-        """Take back a state's cache; lengths, and whether all rows are done."""
-        self.memory.cache = state.cache
-        seen = (state.tokens, state.lengths, state.done)
-        tokens, lengths, done = jax.device_get(seen)
-        for text, row, length in zip(self.texts, tokens, lengths, strict=True):
+    def commit(self, state: State) -> Look:
+        """Take back the cache of a state, look, and record what it holds."""
+        self.memory.cache, seen = state.cache, look(state)
+        rows = zip(self.texts, seen.tokens, seen.lengths, strict=True)
+        for text, row, length in rows:
             new = row[len(text.tokens) : length - 1].tolist()
             self.memory.pool.commit(text, new)
-        return lengths, bool(done.all())
+        pages = self.memory.pool.pages
+        return seen._replace(pages=len(pages.users) - pages.available)
 
     def release(self) -> None:
         """End the texts; their full pages can still be found."""
@@ -1126,66 +1168,20 @@ read_pages = jax.jit(
 )
 
 # %% [markdown]
-# The loop of chapter 3, over pages. Only tokens that no page holds yet are
-# read. `decode` is chapter 3's own function; it does not know what changed.
-
-
-# %% tags=["export"]
-def run_paged(
-    memory: PagedMemory,
-    prompts: list[list[int]],
-    max_new_tokens: int,
-    stops: Int[Array, "stops"],
-    sampling: Sampling,
-    mode: str,
-    steps: int,
-) -> Iterator[State]:
-    """The state after the prompts are read, and after every few steps.
-
-    Each state is used up by the next; what is wanted of it must be read before.
-
-    Raises:
-        PoolExhausted: the pages do not suffice; all texts are released.
-    """
-    model, context = memory.model, memory.model.config.max_position_embeddings
-    lengths = np.array([len(p) for p in prompts], np.int32)
-    limits = np.minimum(lengths + max_new_tokens, context).astype(np.int32)
-    batch = PagedBatch(memory, prompts, limits)
-    try:
-        firsts = np.array([len(t.tokens) for t in batch.texts], np.int32)
-        chunk = min(bucket(int((lengths - firsts).max())), PREFILL_CHUNK)
-        packed = np.zeros((len(prompts), bucket(int(limits.max()))), np.int32)
-        for row, prompt in zip(packed, prompts, strict=True):
-            row[: len(prompt)] = prompt
-        cache = batch.make_room(lengths, 0)
-        never = np.zeros(len(prompts), bool)
-        state = State(packed, lengths, limits, never, cache)
-        state = read_pages(model, state, firsts, stops, sampling, chunk, mode)
-        lengths, done = batch.commit(state)
-        yield state
-        while not done:
-            state = state._replace(cache=batch.make_room(lengths, steps))
-            state = decode(model, state, stops, sampling, np.int32(steps), mode)
-            lengths, done = batch.commit(state)
-            yield state
-    finally:
-        batch.release()
-
-
-# %% [markdown]
+# `generate` and its loop are those of chapter 3. They ask the batch for room
+# before a stretch and tell it afterwards; only tokens that no page holds yet
+# are read.
+#
 # Eight questions under one system message, with pages of 16, in two batches.
 # The first four are new. The others find their beginning.
 
 
 # %%
-def ask(memory, prompts, new=24):
-    how = make_sampling(model, len(prompts), 0.0, None, None, 0)
-    stops = jnp.array(tokenizer.stop_ids, jnp.int32)
+def ask(memory, prompts):
     shared = sum(len(memory.pool.find(p)) for p in prompts)
-    for state in run_paged(memory, prompts, new, stops, *how, 8):
-        tokens, lengths = jax.device_get((state.tokens, state.lengths))
-    rows = zip(tokens, lengths, prompts, strict=True)
-    return [row[len(p) : n].tolist() for row, n, p in rows], shared
+    how = dict(max_new_tokens=24, memory=memory)
+    return generate(model, tokenizer, prompts, **how), shared
+
 
 
 def chat(question):
@@ -1204,7 +1200,7 @@ memory = PagedMemory(model, pages=64, size=16)
 first_four, none = ask(memory, prompts[:4])
 paged, shared = ask(memory, prompts[4:])
 print(f"pages found: {none} for the first four, {shared} for the others")
-print(tokenizer.decode(first_four[0]))
+print(first_four[0].text)
 
 # %% [markdown]
 # The check that matters, again: pages must not change what is written. The same
@@ -1212,7 +1208,7 @@ print(tokenizer.decode(first_four[0]))
 
 # %%
 dense = generate(model, tokenizer, prompts[4:], max_new_tokens=24)
-assert paged == [answer.tokens for answer in dense]
+assert [p.tokens for p in paged] == [d.tokens for d in dense]
 assert none == 0 and shared == 4 * (len(chat("")) // 16)
 
 # %% [markdown]

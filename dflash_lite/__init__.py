@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dflash_lite.decoding import DenseCache, Generation, generate
     from dflash_lite.flash_attention import tiled_attention
     from dflash_lite.paged_attention import PagedCache, PagedMemory, PagePool
+    from dflash_lite.speculative import DraftModel, EarlyExit, PromptLookup, Replay
 
 __all__ = [
     "Checkpoint",
@@ -38,6 +39,10 @@ __all__ = [
     "PagedCache",
     "PagedMemory",
     "PagePool",
+    "DraftModel",
+    "EarlyExit",
+    "PromptLookup",
+    "Replay",
 ]
 
 _MODULES = {
@@ -55,6 +60,10 @@ _MODULES = {
     "PagedCache": "paged_attention",
     "PagedMemory": "paged_attention",
     "PagePool": "paged_attention",
+    "DraftModel": "speculative",
+    "EarlyExit": "speculative",
+    "PromptLookup": "speculative",
+    "Replay": "speculative",
 }
 
 

@@ -13,8 +13,8 @@ import numbers
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,8 @@ __all__ = [
     "gumbel",
     "choose",
     "State",
-    "append",
+    "extend",
+    "Drafter",
     "PREFILL_CHUNK",
     "read_prompts",
     "read_and_choose",
@@ -58,12 +59,17 @@ __all__ = [
     "check_settings",
     "WHOLE",
     "REAL",
+    "Look",
+    "look",
+    "reading",
+    "DenseBatch",
     "Stream",
     "pack",
     "Timer",
     "generate",
     "STREAM_STEPS",
     "QUIET_STEPS",
+    "check_parts",
     "make_sampling",
     "run",
 ]
@@ -234,6 +240,7 @@ class State(NamedTuple):
     limits: Int[Array, "batch"]  # a row ends at this length
     stopped: Bool[Array, "batch"]  # a row ends with a stop token
     cache: Cache
+    progress: Any = None  # of a drafter; the host reads its `report`
 
     @property
     def done(self) -> Bool[Array, "batch"]:
@@ -241,18 +248,65 @@ class State(NamedTuple):
         return self.stopped | (self.lengths >= self.limits)
 
 
-def append(
-    state: State, token: Int[Array, "batch"], stops: Int[Array, "stops"]
+def extend(
+    state: State,
+    tokens: Int[Array, "batch new"],
+    counts: Int[Array, "batch"],
+    stops: Int[Array, "stops"],
 ) -> State:
-    """Add a token to each row that is not done; a stop token ends it."""
-    running, stop = ~state.done, jnp.isin(token, stops)
-    rows, nowhere = jnp.arange(token.shape[0]), state.tokens.shape[1]
-    at = jnp.where(running & ~stop, state.lengths, nowhere)
+    """Add the first `counts` tokens to each row, up to a stop or its limit."""
+    running = jnp.where(state.done, 0, state.limits - state.lengths)
+    counts, index = jnp.minimum(counts, running), jnp.arange(tokens.shape[1])
+    inside = index < counts[:, None]
+    stop = jnp.isin(tokens, stops) & inside
+    before = inside & (jnp.cumsum(stop, axis=1) == 0)
+    rows, nowhere = jnp.arange(len(tokens))[:, None], state.tokens.shape[1]
+    at = jnp.where(before, state.lengths[:, None] + index, nowhere)
     return state._replace(
-        tokens=state.tokens.at[rows, at].set(token, mode="drop"),
-        lengths=state.lengths + (running & ~stop),
-        stopped=state.stopped | (running & stop),
+        tokens=state.tokens.at[rows, at].set(tokens, mode="drop"),
+        lengths=state.lengths + before.sum(1, dtype=jnp.int32),
+        stopped=state.stopped | stop.any(1),
     )
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Takes part in prefill and takes over the decode step; a pytree."""
+
+    taps: tuple[int, ...]  # layers of the model whose output it watches
+    block: int  # a step adds at most so many tokens
+    reads: bool  # it reads the prompts too, every token of them
+
+    def check(self, model: Transformer) -> None:
+        """Refuse a model that it does not fit, with a `UserError`."""
+        ...
+
+    def start(self, model: Transformer, batch: int, capacity: int) -> Any:
+        """`State.progress` before a token is read; it has a `report`."""
+        ...
+
+    def read(
+        self,
+        model: Transformer,
+        progress: Any,
+        tokens: Int[Array, "batch tokens"],
+        positions: Int[Array, "batch tokens"],
+        counted: Bool[Array, "batch tokens"],
+        tapped: tuple[Float[Array, "batch tokens hidden"], ...],
+    ) -> Any:
+        """Read a part of the prompts; tokens not `counted` are padding."""
+        ...
+
+    def step(
+        self,
+        model: Transformer,
+        state: State,
+        stops: Int[Array, "stops"],
+        sampling: Sampling,
+        mode: str,
+    ) -> State:
+        """Some tokens more for each row that is not done."""
+        ...
 
 
 PREFILL_CHUNK = 512  # tokens
@@ -260,37 +314,41 @@ PREFILL_CHUNK = 512  # tokens
 
 def read_prompts(
     model: Transformer,
-    tokens: Int[Array, "batch capacity"],
+    state: State,
     firsts: Int[Array, "batch"],
-    lengths: Int[Array, "batch"],
-    cache: Cache,
     chunk: int,
-) -> tuple[Float[Array, "batch hidden"], Cache]:
-    """The hidden state of each prompt's last token, and the filled cache.
+    drafter: Drafter | None = None,
+) -> tuple[Float[Array, "batch hidden"], State]:
+    """The hidden state of each prompt's last token; the cache gets filled.
 
     Args:
         firsts: where to begin; the cache holds the positions before.
-        lengths: where each prompt ends.
         chunk: tokens at a time.
     """
+    tokens, lengths, config = state.tokens, state.lengths, model.config
     batch, capacity = tokens.shape
+    taps = () if drafter is None else drafter.taps
 
     def body(i: Int[Array, ""], carry: tuple) -> tuple:
-        last, cache = carry
+        last, cache, progress = carry
         positions = (firsts + i * chunk)[:, None] + jnp.arange(chunk)
         there = jnp.minimum(positions, capacity - 1)
         part = jnp.take_along_axis(tokens, there, axis=1)
-        output = model(part, positions, cache)
+        output = model(part, positions, cache, taps)
+        if drafter is not None:
+            counted = positions < lengths[:, None]
+            seen = (part, positions, counted, output.taps)
+            progress = drafter.read(model, progress, *seen)
         at = lengths - 1 - positions[:, 0]
         inside = ((0 <= at) & (at < chunk))[:, None]
         found = output.hidden[jnp.arange(batch), jnp.clip(at, 0, chunk - 1)]
-        return jnp.where(inside, found, last), output.cache
+        return jnp.where(inside, found, last), output.cache, progress
 
-    hidden = jnp.zeros(
-        (batch, model.config.hidden_size), model.embed_tokens.dtype
-    )
+    hidden = jnp.zeros((batch, config.hidden_size), model.embed_tokens.dtype)
     chunks = -(-jnp.max(lengths - firsts) // chunk)
-    return jax.lax.fori_loop(0, chunks, body, (hidden, cache))
+    carry = (hidden, state.cache, state.progress)
+    hidden, *rest = jax.lax.fori_loop(0, chunks, body, carry)
+    return hidden, state._replace(cache=rest[0], progress=rest[1])
 
 
 def read_and_choose(
@@ -301,13 +359,15 @@ def read_and_choose(
     sampling: Sampling,
     chunk: int,
     mode: str,
+    drafter: Drafter | None = None,
 ) -> State:
     """Read the prompts of a state and add the first token of each answer."""
-    last, cache = read_prompts(
-        model, state.tokens, firsts, state.lengths, state.cache, chunk
-    )
+    if drafter is not None:
+        progress = drafter.start(model, *state.tokens.shape)
+        state = state._replace(progress=progress)
+    last, state = read_prompts(model, state, firsts, chunk, drafter)
     token = choose(model.logits(last), state.lengths, sampling, mode)
-    return append(state._replace(cache=cache), token, stops)
+    return extend(state, token[:, None], jnp.ones_like(token), stops)
 
 
 @functools.partial(jax.jit, static_argnames=("capacity", "mode"))
@@ -320,6 +380,7 @@ def prefill(
     sampling: Sampling,
     capacity: int,
     mode: str,
+    drafter: Drafter | None = None,
 ) -> State:
     """Read the prompts into a new cache and draw the first token of each row.
 
@@ -336,7 +397,9 @@ def prefill(
     tokens = jnp.pad(prompts, ((0, 0), (0, capacity - width)))
     state = State(tokens, lengths, limits, jnp.zeros(batch, bool), cache)
     chunk, firsts = min(width, PREFILL_CHUNK), jnp.zeros_like(lengths)
-    return read_and_choose(model, state, firsts, stops, sampling, chunk, mode)
+    return read_and_choose(
+        model, state, firsts, stops, sampling, chunk, mode, drafter
+    )
 
 
 def decode_step(
@@ -352,7 +415,8 @@ def decode_step(
     output = model(last, at[:, None], state.cache)
     logits = model.logits(output.hidden[:, 0])
     token = choose(logits, state.lengths, sampling, mode)
-    return append(state._replace(cache=output.cache), token, stops)
+    state = state._replace(cache=output.cache)
+    return extend(state, token[:, None], jnp.ones_like(token), stops)
 
 
 @functools.partial(jax.jit, static_argnames="mode", donate_argnames="state")
@@ -363,8 +427,10 @@ def decode(
     sampling: Sampling,
     steps: Int[Array, ""],
     mode: str,
+    drafter: Drafter | None = None,
 ) -> State:
     """Decode until every row is done, or for `steps` steps."""
+    step_once = decode_step if drafter is None else drafter.step
 
     def unfinished(carry: tuple[Int[Array, ""], State]) -> Bool[Array, ""]:
         step, state = carry
@@ -374,7 +440,7 @@ def decode(
         carry: tuple[Int[Array, ""], State],
     ) -> tuple[Int[Array, ""], State]:
         step, state = carry
-        return step + 1, decode_step(model, state, stops, sampling, mode)
+        return step + 1, step_once(model, state, stops, sampling, mode)
 
     return jax.lax.while_loop(unfinished, body, (jnp.int32(0), state))[1]
 
@@ -437,6 +503,16 @@ class Statistics:
     compile_seconds: float = 0.0
 
     decode_tokens: int = 0  # new tokens without each row's first
+    decode_steps: int = 0  # of all rows, each until its end
+    drafted: list[int] = field(default_factory=list)  # by place in the draft
+    accepted: list[int] = field(default_factory=list)  # of those
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens that a decode step adds to a row; without drafts, 1."""
+        if not self.decode_steps:
+            return 0.0
+        return self.decode_tokens / self.decode_steps
 
     @property
     def tokens_per_second(self) -> float:
@@ -582,6 +658,74 @@ WHOLE = (int, np.integer)
 REAL = (float, np.floating)
 
 
+class Look(NamedTuple):
+    """What the host sees of a state."""
+
+    tokens: Int[np.ndarray, "batch capacity"]
+    lengths: Int[np.ndarray, "batch"]
+    stopped: Bool[np.ndarray, "batch"]
+    done: Bool[np.ndarray, "batch"]
+    report: Any = None  # a drafter's
+    seconds: float = 0.0  # of decoding until now, without compiling
+    pages: int | None = None  # in use
+
+
+def look(state: State) -> Look:
+    """Wait for a state and copy what the host needs of it."""
+    report = getattr(state.progress, "report", None)
+    seen = (state.tokens, state.lengths, state.stopped, state.done, report)
+    return Look(*jax.device_get(seen))
+
+
+def reading(drafter: Drafter | None) -> Drafter | None:
+    """A drafter, if it reads the prompts; others share one program."""
+    return drafter if drafter is not None and drafter.reads else None
+
+
+class DenseBatch:
+    """Prompts that are read, and continued together, in a dense cache.
+
+    Args:
+        prompts: token ids, at least one for each text.
+        limits: tokens that each text can reach, the prompt included.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        prompts: list[list[int]],
+        limits: Int[np.ndarray, "batch"],
+        drafter: Drafter | None = None,
+    ):
+        self.model, self.limits, self.drafter = model, limits, drafter
+        self.packed, self.lengths = pack(prompts)
+        context = bucket(model.config.max_position_embeddings)
+        longest = self.packed.shape[1] + int((limits - self.lengths).max())
+        self.capacity = min(bucket(longest), context)
+
+    def prefill(
+        self, stops: Int[Array, "stops"], sampling: Sampling, mode: str
+    ) -> State:
+        """The state after the prompts are read."""
+        texts = (self.packed, self.lengths, self.limits)
+        how = (stops, sampling, self.capacity, mode, reading(self.drafter))
+        return prefill(self.model, *texts, *how)
+
+    def make_room(
+        self, lengths: Int[np.ndarray, "batch"], tokens: int
+    ) -> Cache:
+        """The cache, prepared for so many tokens more of each text."""
+        return self.cache
+
+    def commit(self, state: State) -> Look:
+        """Take back the cache of a state, and look at the rest."""
+        self.cache = state.cache
+        return look(state)
+
+    def release(self) -> None:
+        """End the texts."""
+
+
 class Stream:
     """Iterate for pieces of text; `result` holds what there is so far.
 
@@ -593,9 +737,10 @@ class Stream:
         rows: list[TextStream],
         one: bool,
         statistics: Statistics,
-        work: Iterator[tuple[State, np.ndarray]],
+        work: Iterator[tuple[Look, np.ndarray]],
+        watch: Callable[[Look], None] | None = None,
     ):
-        self.rows, self.one, self.work = rows, one, work
+        self.rows, self.one, self.work, self.watch = rows, one, work, watch
         self.statistics, self.pieces = statistics, self._pieces()
         self.generations = [
             Generation([], "", "interrupted", statistics) for _ in rows
@@ -613,28 +758,33 @@ class Stream:
         return next(self.pieces)
 
     def _pieces(self) -> Iterator[Any]:
-        for state, starts in self.work:
-            seen = (state.tokens, state.lengths, state.stopped, state.done)
-            tokens, lengths, stopped, done = jax.device_get(seen)
-            pieces = []
-            for row, start in enumerate(starts):
-                start += len(self.generations[row].tokens)
-                new = tokens[row, start : lengths[row]].tolist()
-                end = (
-                    ("stop" if stopped[row] else "length")
-                    if done[row]
-                    else None
-                )
-                pieces.append((row, self._add(row, new, end)))
+        for seen, starts in self.work:
+            rows = enumerate(starts.tolist())
+            pieces = [self._row(seen, *row) for row in rows]
+            if seen.report is not None:
+                self.statistics.decode_steps = int(seen.report.steps.sum())
+                self.statistics.drafted = seen.report.drafted.sum(0).tolist()
+                self.statistics.accepted = seen.report.accepted.sum(0).tolist()
+            if self.watch is not None:
+                self.watch(seen)
             pieces = [p for p in pieces if p[1]]
             yield from (p[1] for p in pieces) if self.one else pieces
 
+    def _row(self, seen: Look, row: int, start: int) -> tuple[int, str]:
+        start += len(self.generations[row].tokens)
+        new = seen.tokens[row, start : seen.lengths[row]].tolist()
+        end = "stop" if seen.stopped[row] else "length"
+        return row, self._add(row, new, end if seen.done[row] else None)
+
     def _add(self, row: int, tokens: list[int], end: str | None) -> str:
-        generation = self.generations[row]
-        self.statistics.decode_tokens += len(tokens) if generation.tokens else 0
-        self.statistics.new_tokens += len(tokens)
+        generation, cost = self.generations[row], self.statistics
+        ends = bool(end) and generation.finish_reason == "interrupted"
+        if generation.tokens:
+            cost.decode_tokens += len(tokens)
+            cost.decode_steps += len(tokens) + (ends and end == "stop")
+        cost.new_tokens += len(tokens)
         piece = "".join(self.rows[row].push(token) for token in tokens)
-        if end and generation.finish_reason == "interrupted":
+        if ends:
             generation.finish_reason = end
             piece += self.rows[row].finish()
         generation.tokens += tokens
@@ -682,6 +832,9 @@ def generate(
     chat: bool = True,
     system: str | None = None,
     stream: bool = False,
+    drafter: Drafter | None = None,
+    memory: Any = None,
+    watch: Callable[[Look], None] | None = None,
 ) -> Generation | list[Generation] | Stream:
     """Let the model continue one prompt or several.
 
@@ -699,12 +852,19 @@ def generate(
         system: a system message before the chat; None leaves that to the
             template. Only a chat can have one.
         stream: return a `Stream` instead of waiting for the end.
+        drafter: guesses tokens that the model then verifies (chapter 6); the
+            text stays what it is, or is drawn from the same distribution.
+        memory: a `PagedMemory` of this model (chapter 5), to keep the cache
+            in; None makes a dense cache for this call.
+        watch: is called with a `Look` after prefill and after every step.
 
     Raises:
-        UserError: a prompt is empty or longer than the model's context, or a
-            setting is impossible.
+        UserError: a prompt is empty or longer than the model's context, a
+            setting is impossible, the drafter does not fit the model, or the
+            memory's pages do not suffice.
     """
     check_settings(max_new_tokens, temperature, top_k, top_p, seed)
+    check_parts(model, drafter, memory)
     prompt = prompt.tolist() if hasattr(prompt, "tolist") else prompt
     prompt = list(prompt) if isinstance(prompt, tuple) else prompt
     one = is_one(prompt)
@@ -714,18 +874,40 @@ def generate(
     rows, statistics = [tokenizer.stream() for _ in prompts], Statistics()
     statistics.prompt_tokens = sum(map(len, prompts))
     how = (temperature, top_k, top_p, seed)
-    steps = STREAM_STEPS if stream else QUIET_STEPS
-    stops = tokenizer.stop_ids
-    work = run(model, prompts, max_new_tokens, stops, how, steps, statistics)
-    result = Stream(rows, one, statistics, work)
+    steps = 1 if watch else STREAM_STEPS if stream else QUIET_STEPS
+    steps = max(1, steps // drafter.block) if drafter else steps
+    batch_of = DenseBatch if memory is None else memory.batch
+    parts = (how, steps, statistics, drafter, batch_of)
+    work = run(model, prompts, max_new_tokens, tokenizer.stop_ids, *parts)
+    result = Stream(rows, one, statistics, work, watch)
     if not stream:
         for _ in result:
             pass
     return result if stream else result.result
 
 
-STREAM_STEPS = 4  # decode steps between two looks, when somebody reads along
+STREAM_STEPS = 4  # tokens between two looks, when somebody reads along
 QUIET_STEPS = 64  # and when nobody does; Ctrl-C is noticed between looks
+
+
+def check_parts(model: Transformer, drafter: Any, memory: Any) -> None:
+    """Refuse a drafter or a memory that is none, or not this model's.
+
+    Raises:
+        UserError: it says what it is and what was expected.
+    """
+    if drafter is not None and not isinstance(drafter, Drafter):
+        raise UserError(
+            f"The drafter is {drafter!r:.60}; expected one of chapter 6, such "
+            "as PromptLookup(), or None."
+        )
+    if memory is not None and getattr(memory, "model", None) is not model:
+        raise UserError(
+            f"The memory is {memory!r:.60}; expected a PagedMemory of this "
+            "model, or None."
+        )
+    if drafter is not None:
+        drafter.check(model)
 
 
 def make_sampling(
@@ -758,31 +940,42 @@ def run(
     how: tuple[float, int | None, float | None, int],
     steps: int,
     statistics: Statistics,
-) -> Iterator[tuple[State, np.ndarray]]:
-    """The state after prefill, and after every few decode steps.
+    drafter: Drafter | None = None,
+    batch_of: Callable[..., Any] = DenseBatch,
+) -> Iterator[tuple[Look, np.ndarray]]:
+    """A look after prefill and after every few steps, and the first lengths.
 
     Args:
         how: temperature, top_k, top_p and seed.
+        batch_of: makes the batch, as `DenseBatch` does.
     """
     packed, lengths = pack(prompts)
     context = model.config.max_position_embeddings
     max_new_tokens = min(int(max_new_tokens), context)
     limits = np.minimum(lengths + max_new_tokens, context).astype(np.int32)
     if (lengths >= limits).all():  # nothing to write, so nothing to read
-        none, nothing = np.zeros(len(prompts), bool), DenseCache((), ())
-        yield State(packed, lengths, limits, none, nothing), lengths
+        none = np.zeros(len(prompts), bool)
+        yield Look(packed, lengths, none, ~none), lengths
         return
-    capacity = min(bucket(packed.shape[1] + max_new_tokens), bucket(context))
     sampling, mode = make_sampling(model, len(prompts), *how)
     stops = jnp.array(stop_ids or (-1,), jnp.int32)
-    with Timer(statistics, "prefill_seconds"):
-        state = prefill(
-            model, packed, lengths, limits, stops, sampling, capacity, mode
-        )
-        unfinished = not jax.device_get(state.done).all()
-    yield state, lengths
-    while unfinished:
-        with Timer(statistics, "decode_seconds"):
-            state = decode(model, state, stops, sampling, np.int32(steps), mode)
-            unfinished = not jax.device_get(state.done).all()
-        yield state, lengths
+    room = steps * (1 if drafter is None else drafter.block)
+    batch = batch_of(model, prompts, limits, drafter)
+    try:
+        with Timer(statistics, "prefill_seconds"):
+            state = batch.prefill(stops, sampling, mode)
+            if drafter is not None and not drafter.reads:
+                progress = drafter.start(model, *state.tokens.shape)
+                state = state._replace(progress=progress)
+            seen = batch.commit(state)
+        yield seen, lengths
+        while not seen.done.all():
+            with Timer(statistics, "decode_seconds"):
+                cache = batch.make_room(seen.lengths, room)
+                state = state._replace(cache=cache)
+                how = (np.int32(steps), mode, drafter)
+                state = decode(model, state, stops, sampling, *how)
+                seen = batch.commit(state)
+            yield seen._replace(seconds=statistics.decode_seconds), lengths
+    finally:
+        batch.release()

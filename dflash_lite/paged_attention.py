@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -26,11 +26,15 @@ from jaxtyping import Array, Float, Int
 from dflash_lite.checkpoints import ModelConfig, UserError
 from dflash_lite.decoding import (
     PREFILL_CHUNK,
+    Drafter,
+    Look,
     Sampling,
     State,
     bucket,
-    decode,
+    look,
+    pack,
     read_and_choose,
+    reading,
 )
 from dflash_lite.flash_attention import (
     LOWEST,
@@ -63,7 +67,6 @@ __all__ = [
     "pad_pairs",
     "copy_pages",
     "read_pages",
-    "run_paged",
 ]
 
 
@@ -224,15 +227,18 @@ class PagePool:
             names.append(name)
         return names
 
-    def admit(self, prompt: list[int], room: int = 0) -> Text:
+    def admit(
+        self, prompt: list[int], room: int = 0, fresh: bool = False
+    ) -> Text:
         """A text with pages for a prompt and `room` more tokens.
 
-        Its `tokens` are the beginning of the prompt that need not be computed.
+        Its `tokens` are the beginning of the prompt that need not be computed;
+        none if it is to be `fresh`.
 
         Raises:
             PoolExhausted: there are not enough pages; nothing is taken.
         """
-        names = self.find(prompt)
+        names = [] if fresh else self.find(prompt)
         shared = [self.pages.by_name[name] for name in names]
         for page in shared:
             self.pages.share(page)
@@ -601,6 +607,16 @@ class PagedMemory:
         dtype = model.embed_tokens.dtype
         self.cache = PagedCache.empty(model.config, pages, size, dtype, reader)
 
+    def batch(
+        self,
+        model: Transformer,
+        prompts: list[list[int]],
+        limits: Sequence[int],
+        drafter: Drafter | None = None,
+    ) -> "PagedBatch":
+        """Prompts that are read and continued together, in these pages."""
+        return PagedBatch(self, prompts, limits, drafter)
+
 
 class PagedBatch:
     """Texts of a `PagedMemory` that are read and written together.
@@ -618,23 +634,43 @@ class PagedBatch:
         memory: PagedMemory,
         prompts: list[list[int]],
         limits: Sequence[int],
+        drafter: Drafter | None = None,
     ):
         self.memory, self.limits, self.texts = memory, limits, []
+        self.prompts, self.drafter = prompts, drafter
+        fresh = reading(drafter) is not None
         self.blocks = -(-bucket(int(max(limits))) // memory.pool.size)
         try:
             for prompt in prompts:
-                self.texts.append(memory.pool.admit(prompt))
+                self.texts.append(memory.pool.admit(prompt, fresh=fresh))
         except PoolExhausted:
             self.release()
             raise
 
-    def make_room(self, lengths: Sequence[int], steps: int) -> PagedCache:
-        """The cache, with pages for `steps` more tokens of each text."""
+    def prefill(
+        self, stops: Int[Array, "stops"], sampling: Sampling, mode: str
+    ) -> State:
+        """The state after what no page holds yet is read."""
+        _, lengths = pack(self.prompts)
+        firsts = np.array([len(t.tokens) for t in self.texts], np.int32)
+        chunk = min(bucket(int((lengths - firsts).max())), PREFILL_CHUNK)
+        shape = (len(lengths), bucket(int(max(self.limits))))
+        packed, never = np.zeros(shape, np.int32), np.zeros(shape[0], bool)
+        for row, prompt in zip(packed, self.prompts, strict=True):
+            row[: len(prompt)] = prompt
+        limits = np.asarray(self.limits, np.int32)
+        cache = self.make_room(lengths, 0)
+        state = State(packed, lengths, limits, never, cache)
+        how = (firsts, stops, sampling, chunk, mode, reading(self.drafter))
+        return read_pages(self.memory.model, state, *how)
+
+    def make_room(self, lengths: Sequence[int], tokens: int) -> PagedCache:
+        """The cache, with pages for `tokens` more tokens of each text."""
         memory, copies = self.memory, []
         rows = zip(self.texts, lengths, self.limits, strict=True)
         try:
             for text, length, limit in rows:
-                end = min(int(length) + steps, int(limit))
+                end = min(int(length) + tokens, int(limit))
                 copies += memory.pool.reserve(text, end)
         finally:  # the tables already name the copies
             if copies:
@@ -643,15 +679,15 @@ class PagedBatch:
         at = layout(self.texts, self.blocks, pages)
         return dataclasses.replace(memory.cache, at=at)
 
-    def commit(self, state: State) -> tuple[np.ndarray, bool]:
-        """Take back a state's cache; lengths, and whether all rows are done."""
-        self.memory.cache = state.cache
-        seen = (state.tokens, state.lengths, state.done)
-        tokens, lengths, done = jax.device_get(seen)
-        for text, row, length in zip(self.texts, tokens, lengths, strict=True):
+    def commit(self, state: State) -> Look:
+        """Take back the cache of a state, look, and record what it holds."""
+        self.memory.cache, seen = state.cache, look(state)
+        rows = zip(self.texts, seen.tokens, seen.lengths, strict=True)
+        for text, row, length in rows:
             new = row[len(text.tokens) : length - 1].tolist()
             self.memory.pool.commit(text, new)
-        return lengths, bool(done.all())
+        pages = self.memory.pool.pages
+        return seen._replace(pages=len(pages.users) - pages.available)
 
     def release(self) -> None:
         """End the texts; their full pages can still be found."""
@@ -679,44 +715,3 @@ read_pages = jax.jit(
     static_argnames=("chunk", "mode"),
     donate_argnames="state",
 )
-
-
-def run_paged(
-    memory: PagedMemory,
-    prompts: list[list[int]],
-    max_new_tokens: int,
-    stops: Int[Array, "stops"],
-    sampling: Sampling,
-    mode: str,
-    steps: int,
-) -> Iterator[State]:
-    """The state after the prompts are read, and after every few steps.
-
-    Each state is used up by the next; what is wanted of it must be read before.
-
-    Raises:
-        PoolExhausted: the pages do not suffice; all texts are released.
-    """
-    model, context = memory.model, memory.model.config.max_position_embeddings
-    lengths = np.array([len(p) for p in prompts], np.int32)
-    limits = np.minimum(lengths + max_new_tokens, context).astype(np.int32)
-    batch = PagedBatch(memory, prompts, limits)
-    try:
-        firsts = np.array([len(t.tokens) for t in batch.texts], np.int32)
-        chunk = min(bucket(int((lengths - firsts).max())), PREFILL_CHUNK)
-        packed = np.zeros((len(prompts), bucket(int(limits.max()))), np.int32)
-        for row, prompt in zip(packed, prompts, strict=True):
-            row[: len(prompt)] = prompt
-        cache = batch.make_room(lengths, 0)
-        never = np.zeros(len(prompts), bool)
-        state = State(packed, lengths, limits, never, cache)
-        state = read_pages(model, state, firsts, stops, sampling, chunk, mode)
-        lengths, done = batch.commit(state)
-        yield state
-        while not done:
-            state = state._replace(cache=batch.make_room(lengths, steps))
-            state = decode(model, state, stops, sampling, np.int32(steps), mode)
-            lengths, done = batch.commit(state)
-            yield state
-    finally:
-        batch.release()

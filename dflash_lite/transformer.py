@@ -441,6 +441,7 @@ class Transformer(nnx.Module):
         positions: Int[Array, "batch tokens"] | None = None,
         cache: Cache = NoCache(),
         taps: Sequence[int] = (),
+        depth: int | None = None,
     ) -> Output:
         """Run the layers over new tokens.
 
@@ -449,6 +450,7 @@ class Transformer(nnx.Module):
             positions: the absolute position of each; 0, 1, … by default.
             cache: where keys and values go.
             taps: layers, counted from 0, whose output stream is returned.
+            depth: stop after so many layers; None runs them all.
 
         Source: Llama 2 (Touvron et al. 2023), section 2.2; Qwen3 technical
         report (2025), section 2; `transformers` is matched to rounding.
@@ -459,7 +461,7 @@ class Transformer(nnx.Module):
             )
         by = rotation(self.config.rope, self.config.head_dim, positions)
         x, tapped = self.embed_tokens[...][tokens], {}
-        for i, layer in enumerate(self.layers):
+        for i, layer in enumerate(list(self.layers)[:depth]):
             x, cache = layer(x, i, by, positions, cache)
             tapped[i] = x
         return Output(self.norm(x), tuple(tapped[i] for i in taps), cache)

@@ -8,7 +8,16 @@ import gguf
 import numpy as np
 import pytest
 
-from bench import __main__ as driver, float32_gguf, paging, peers, ratios, report
+from bench import (
+    __main__ as driver,
+    exactness,
+    float32_gguf,
+    paging,
+    peers,
+    ratios,
+    report,
+    speculation,
+)
 from bench.__main__ import rotate
 
 
@@ -289,3 +298,79 @@ def test_a_page_shows_each_table_in_its_place(site):
     report.write()
     assert report.stale() == []
     assert paging.table(PAGED) in site.read_text("utf-8")
+
+
+# Speculative decoding
+
+
+class TwoTokens:
+    """Every text goes on with token 3, at a logit of 9, just before token 5."""
+
+    class Output:
+        hidden = np.zeros((1, 1, 1))
+
+    def __call__(self, tokens):
+        return self.Output
+
+    def logits(self, hidden):
+        return np.array([[0.0, 1.0, 2.0, 9.0, 3.0, 8.9995]])
+
+
+def test_a_difference_is_a_near_tie_or_not():
+    plain, found = [[1, 2, 3, 4], [1, 3, 2], [1, 2], [1]], [[1, 2, 5, 9], [1, 4, 2], [1, 2], [1, 3]]
+    about = exactness.compare(TwoTokens(), [[7]] * 4, plain, found, 5)
+    assert (about["compared"], about["differences"], about["near_ties"]) == (3 + 2 + 2 + 2, 3, 2)
+    np.testing.assert_allclose(about["margins"], [0.0005, 6.0, 0.0005])
+
+
+def test_where_texts_part():
+    at = exactness.first_difference
+    assert at([1, 2], [1, 2]) is None and at([1, 2], [1, 3]) == 1
+    assert at([1, 2], [1]) == at([1], [1, 2]) == 1 and at([], [1]) == 0
+
+
+def test_the_table_of_differences():
+    row = {"way": "prompt lookup", "cache": "pages", "steps": 5, "compared": 12345,
+           "differences": 2, "near_ties": 1, "margins": [2e-4, 0.5]}  # fmt: skip
+    made_up = MADE_UP | {"prompts": 60, "new_tokens": 256, "tokens": 15000, "near": 1e-3,
+                         "rows": [row]}  # fmt: skip
+    found = exactness.table(made_up)
+    assert rows(found)[2] == ["prompt lookup", "pages", "12,345", "2", "1", "5.0e-01"]
+
+
+def speculated(peer=""):
+    """Two prompts, two rounds; the second round is twice as slow throughout."""
+    runs = []
+    for round_ in (0, 1):
+        for index, name in enumerate(("copy", "chat")):
+            slow = 2.0**round_
+            cost = lambda seconds, steps, slow=slow: {
+                "seconds": seconds * slow, "made": 120, "steps": steps, "same": True}  # fmt: skip
+            runs.append({
+                "set": name, "prompt": index, "round": round_,
+                "plain": cost(6.0, 120), "loop, plain": {"seconds": 6.0 * slow, "same": True},
+                "perfect drafter": cost(2.0, 15),
+                "loop, perfect": {"seconds": 1.6 * slow, "same": True},
+                "prompt lookup": cost(3.0 if name == "copy" else 6.0, 40),
+                "transformers, plain": cost(12.0, 120),
+                "transformers, prompt lookup": cost(9.0, 120),
+            })  # fmt: skip
+    return MADE_UP | {
+        "block": 8, "new_tokens": 121, "rounds": 2, "threads": 2, "peer": peer, "runs": runs,
+        "passes": {"1": [0.05, 0.1], "8": [0.1, 0.2]},
+    }  # fmt: skip
+
+
+def test_what_the_passes_allow_and_the_host_adds():
+    """8 tokens a step, a pass of 8 is two plain steps: 4 times as fast; reached is 3."""
+    share, host = speculation.efficiency(speculated())
+    assert share.median == pytest.approx(75) and host.median == pytest.approx(25)
+
+
+def test_the_table_of_prompt_lookup():
+    found = rows(speculation.table(speculated()))
+    assert found[2] == ["copy", "3.00", "2.00 (2.00 to 2.00)", "1.33 (1.33 to 1.33)",
+                        "3.00 (3.00 to 3.00)"]  # fmt: skip
+    assert found[-1][:2] == ["all", "3.00"] and len(found) == 2 + 3
+    alone = rows(speculation.table(speculated("not installed")))
+    assert [len(row) for row in alone] == [3] * len(alone)

@@ -19,7 +19,15 @@ from jax.experimental.pallas import tpu as pltpu
 
 import dflash_lite
 from dflash_lite import UserError
-from dflash_lite.decoding import COMPILE_CLOCK, State, Statistics, decode, make_sampling, run
+from dflash_lite.decoding import (
+    COMPILE_CLOCK,
+    DenseBatch,
+    State,
+    Statistics,
+    decode,
+    make_sampling,
+    run,
+)
 from dflash_lite.paged_attention import (
     Layout,
     PagedBatch,
@@ -36,7 +44,6 @@ from dflash_lite.paged_attention import (
     page_reader,
     paged_attention,
     read_pages,
-    run_paged,
     visit_pages,
 )
 from dflash_lite.transformer import Cache
@@ -354,18 +361,18 @@ STOPS = np.array([11, 12, 13], np.int32)
 
 
 def over_pages(memory, prompts, new=20, steps=7, stops=STOPS):
-    how = make_sampling(memory.model, len(prompts), 0.0, None, None, 0)
-    for state in run_paged(memory, prompts, new, stops, *how, steps):
-        tokens, lengths = jax.device_get((state.tokens, state.lengths))
-    return [row[len(p) : n].tolist() for row, n, p in zip(tokens, lengths, prompts)]
+    return over(memory.model, prompts, new, steps, stops, memory.batch)
 
 
 def over_dense(model, prompts, new=20, stops=STOPS):
-    how = (0.0, None, None, 0)
-    work = run(model, prompts, new, tuple(stops.tolist()), how, 64, Statistics())
-    for state, _ in work:
-        tokens, lengths = jax.device_get((state.tokens, state.lengths))
-    return [row[len(p) : n].tolist() for row, n, p in zip(tokens, lengths, prompts)]
+    return over(model, prompts, new, 64, stops, DenseBatch)
+
+
+def over(model, prompts, new, steps, stops, batch_of):
+    how, ends = (0.0, None, None, 0), tuple(stops.tolist())
+    parts = (how, steps, Statistics(), None, batch_of)
+    *_, (seen, _) = run(model, prompts, new, ends, *parts)
+    return [row[len(p) : n].tolist() for row, n, p in zip(seen.tokens, seen.lengths, prompts)]
 
 
 @pytest.mark.parametrize("size", [8, 16, 64, 256])
@@ -446,8 +453,8 @@ def test_an_exhausted_pool_gives_everything_back(model):
 
 def test_an_abandoned_run_gives_its_pages_back(model):
     memory = PagedMemory(model, pages=16, size=8)
-    how = make_sampling(model, 1, 0.0, None, None, 0)
-    work = run_paged(memory, prompts_of(8, 20), 60, STOPS[:0] - 1, *how, 4)
+    parts = ((0.0, None, None, 0), 4, Statistics(), None, memory.batch)
+    work = run(model, prompts_of(8, 20), 60, (-1,), *parts)
     next(work), next(work)
     assert memory.pool.pages.available < 16
     work.close()

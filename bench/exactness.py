@@ -1,0 +1,174 @@
+"""Count the tokens that differ between plain decoding and every other way to the same text.
+
+    python -m bench.exactness [--prompts 60] [--tokens 256] [--model smollm2-135m]
+
+Greedy, float32. A difference is a near-tie if the logits of the two tokens, computed anew in one
+pass over what both texts share, are closer than 1e-3: float32 sums of other shapes differ by some
+1e-4. What follows a difference is another text and is not compared. Some minutes on two cores.
+"""
+
+import argparse
+import datetime
+import json
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.report import EXACTNESS, RESULTS, grid, machine as where, write
+
+AT_ONCE = 6  # prompts in a batch
+PAGE = 16
+NEAR = 1e-3  # of a logit
+
+
+def prompts(count: int) -> list[str]:
+    """The first prompts of each built-in set, in turns."""
+    text = (Path(__file__).resolve().parent.parent / "dflash_lite/prompts.jsonl").read_text("utf-8")
+    sets: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        record = json.loads(line)
+        sets.setdefault(record["set"], []).append(record["prompt"])
+    turns = [prompt for group in zip(*sets.values(), strict=False) for prompt in group]
+    return turns[:count]
+
+
+def margin(model: Any, shared: list[int], first: int, second: int) -> float:
+    """How far apart the logits of two tokens are behind the same text."""
+    import jax.numpy as jnp
+
+    hidden = model(jnp.array([shared])).hidden[:, -1]
+    logits = np.asarray(model.logits(hidden)[0], np.float64)
+    return float(abs(logits[first] - logits[second]))
+
+
+def first_difference(one: list[int], other: list[int]) -> int | None:
+    """Where two texts part; None if they are equal."""
+    if one == other:
+        return None
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def compare(model: Any, ids: list[list[int]], plain: list, found: list, stop: int) -> dict:
+    """What differs from plain decoding."""
+    margins, compared = [], 0
+    for prompt, a, b in zip(ids, plain, found, strict=True):
+        at = first_difference(a, b)
+        compared += len(a) if at is None else at + 1
+        if at is not None:
+            tokens = [text[at] if at < len(text) else stop for text in (a, b)]
+            margins.append(margin(model, prompt + a[:at], *tokens))
+    return {
+        "compared": compared, "differences": len(margins),
+        "near_ties": sum(m < NEAR for m in margins), "margins": margins,
+    }  # fmt: skip
+
+
+def measure(name: str, count: int, new_tokens: int) -> dict:
+    """The results for all ways."""
+    import jax
+    from tqdm import tqdm
+
+    import dflash_lite
+    from bench.__main__ import machine
+    from dflash_lite.decoding import encode_prompt, generate
+
+    model, tokenizer = dflash_lite.load(name)
+    ids = [encode_prompt(tokenizer, text, True, None) for text in prompts(count)]
+    ids.sort(key=len)  # texts of a batch are of like length
+    groups = [ids[i : i + AT_ONCE] for i in range(0, len(ids), AT_ONCE)]
+    longest = max(map(len, ids)) + new_tokens
+    memory = dflash_lite.PagedMemory(model, AT_ONCE * (longest // PAGE + 2), PAGE)
+    half = max(1, model.config.num_hidden_layers // 2)
+
+    def replay(share: float) -> Any:
+        def make(group: list[list[int]], plain: list[list[int]]) -> Any:
+            answers = np.full((len(group), longest + 1), -1, np.int32)
+            for row, prompt, answer in zip(answers, group, plain, strict=True):
+                row[: len(prompt) + len(answer)] = prompt + answer
+            return dflash_lite.Replay(answers, 8, share)
+
+        return make
+
+    ways = {
+        "plain": lambda *_: None,
+        "prompt lookup": lambda *_: dflash_lite.PromptLookup(8),
+        "a drafter right in 7 of 10": replay(0.7),
+        f"the first {half} layers": lambda *_: dflash_lite.EarlyExit(half, 4),
+    }
+    runs = [(way, cache) for way in ways for cache in ("dense", "pages")]
+    found: dict[tuple[str, str], list] = {run: [] for run in runs}
+    steps: dict[tuple[str, str], int] = dict.fromkeys(runs, 0)
+    for group in tqdm(groups, unit="batch"):
+        for way, cache in runs:
+            plain = found["plain", "dense"][-len(group) :]
+            drafter = ways[way](group, plain)
+            kept = memory if cache == "pages" else None
+            answers = generate(
+                model, tokenizer, group, max_new_tokens=new_tokens, drafter=drafter, memory=kept
+            )
+            found[way, cache] += [answer.tokens for answer in answers]
+            steps[way, cache] += answers[0].statistics.decode_steps
+    plain, stop = found["plain", "dense"], tokenizer.stop_ids[0]
+    rows = [
+        {"way": way, "cache": cache, "steps": steps[way, cache]}
+        | compare(model, ids, plain, found[way, cache], stop)
+        for way, cache in runs[1:]
+    ]
+    return {
+        "date": datetime.date.today().isoformat(), "machine": machine(),
+        "versions": {"python": platform.python_version()}
+        | {n: metadata.version(n) for n in ("dflash_lite", "jax", "flax", "numpy")},
+        "model": name, "prompts": len(ids), "new_tokens": new_tokens, "page": PAGE,
+        "device": jax.default_backend(), "near": NEAR, "tokens": sum(map(len, plain)),
+        "rows": rows,
+    }  # fmt: skip
+
+
+def table(results: dict) -> str:
+    """The results in Markdown."""
+    rows = [
+        [row["way"], row["cache"], f"{row['compared']:,}", str(row["differences"]),
+         str(row["near_ties"]),
+         f"{max(row['margins']):.1e}" if row["margins"] else ""]
+        for row in results["rows"]
+    ]  # fmt: skip
+    header = ["drafter", "cache", "tokens compared", "differences", "of them near-ties",
+              "widest margin"]  # fmt: skip
+    return "\n\n".join([
+        f"{results['prompts']} prompts, at most {results['new_tokens']} tokens each, "
+        f"{results['tokens']:,} tokens in all; greedy, float32, compared with plain decoding over "
+        "a dense cache.",
+        grid(header, rows),
+        f"A near-tie: the logits of the two tokens are closer than {results['near']:g}. What "
+        "follows a difference is another text and is not compared.",
+        where(results),
+    ])  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.exactness", description=__doc__)
+    parser.add_argument("--prompts", type=int, default=60)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    try:
+        results = measure(args.model, args.prompts, args.tokens)
+    except KeyboardInterrupt:
+        print("\nInterrupted; nothing was written.", file=sys.stderr)
+        return 130
+    args.output.mkdir(parents=True, exist_ok=True)
+    (args.output / EXACTNESS).write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    print(table(results))
+    if args.output == RESULTS:
+        write()
+    return sum(row["differences"] - row["near_ties"] for row in results["rows"]) > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
