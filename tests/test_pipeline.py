@@ -966,8 +966,12 @@ def test_importing_the_package_loads_no_jax():
 
 def test_wheel_is_small_and_has_nothing_else():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert project["tool"]["setuptools"] == {"packages": ["dflash_lite"]}
-    assert sum(path.stat().st_size for path in (ROOT / "dflash_lite").glob("*.py")) < 1_000_000
+    assert project["tool"]["setuptools"] == {
+        "packages": ["dflash_lite"],
+        "package-data": {"dflash_lite": ["prompts.jsonl"]},
+    }
+    files = [path for path in (ROOT / "dflash_lite").iterdir() if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 1_000_000
 
 
 def test_code_of_the_chapters_fits_80_columns():
