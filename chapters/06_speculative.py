@@ -209,7 +209,7 @@ class Verdict(NamedTuple):
     bonus: Int[Array, "batch"]  # the model's own token behind them
     # probabilities of the first draft that was refused; 0 where none was
     target: Float[Array, "batch"]
-    drafter: Float[Array, "batch"]
+    drafter: Float[Array, "batch"]  # 0 also if it drew nothing
 
 
 # %% tags=["export"]
@@ -462,9 +462,8 @@ def judge(
         p = of(jax.nn.softmax(scores, axis=-1))
     else:
         p = of(distribution(scores, sampling, mode))
-    if sure:
-        q = jnp.where(refused, 1.0, 0.0)
-    else:
+    q = jnp.zeros_like(p)
+    if not sure:
         q = of(at_row(one_more(draft.chances), accepted))
     return Verdict(draft.tokens, draft.counts, accepted, bonus, p, q)
 
