@@ -341,8 +341,8 @@ def residual(
 # %%
 p, q = jnp.array([0.5, 0.3, 0.2]), jnp.array([0.2, 0.2, 0.6])
 keep = jax.vmap(lambda token: acceptance(p, q, token))(jnp.arange(3))
-print("kept:", np.round(keep, 2))
-print("drawn after a refusal:", np.round(residual(p, q), 2))
+print("kept:", [f"{x:.2f}" for x in keep])
+print("drawn after a refusal:", [f"{x:.2f}" for x in residual(p, q)])
 assert jnp.isclose((q * keep).sum(), jnp.minimum(p, q).sum())
 assert jnp.isclose((q * keep).sum(), 0.6)
 

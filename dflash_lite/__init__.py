@@ -23,6 +23,14 @@ if TYPE_CHECKING:
     from dflash_lite.flash_attention import tiled_attention
     from dflash_lite.paged_attention import PagedCache, PagedMemory, PagePool
     from dflash_lite.speculative import DraftModel, EarlyExit, PromptLookup, Replay
+    from dflash_lite.traces import (
+        Trace,
+        TraceStep,
+        player,
+        read_trace,
+        record_trace,
+        save_trace,
+    )
 
 __all__ = [
     "Checkpoint",
@@ -43,6 +51,12 @@ __all__ = [
     "EarlyExit",
     "PromptLookup",
     "Replay",
+    "Trace",
+    "TraceStep",
+    "player",
+    "read_trace",
+    "record_trace",
+    "save_trace",
 ]
 
 _MODULES = {
@@ -64,6 +78,12 @@ _MODULES = {
     "EarlyExit": "speculative",
     "PromptLookup": "speculative",
     "Replay": "speculative",
+    "Trace": "traces",
+    "TraceStep": "traces",
+    "player": "traces",
+    "read_trace": "traces",
+    "record_trace": "traces",
+    "save_trace": "traces",
 }
 
 
