@@ -319,7 +319,8 @@ def acceptance(
     Source: Leviathan et al. 2023, section 2.3.
     """
     of = lambda x: jnp.take_along_axis(x, drafts[..., None], axis=-1)[..., 0]
-    return jnp.minimum(1, of(p) / jnp.maximum(of(q), 1e-38))
+    least = jnp.finfo(jnp.float32).tiny  # never 0/0
+    return jnp.minimum(1, of(p) / jnp.maximum(of(q), least))
 
 
 def residual(

@@ -62,6 +62,7 @@ __all__ = [
     "Look",
     "look",
     "reading",
+    "joined",
     "DenseBatch",
     "Stream",
     "pack",
@@ -682,6 +683,16 @@ def reading(drafter: Drafter | None) -> Drafter | None:
     return drafter if drafter is not None and drafter.reads else None
 
 
+def joined(
+    model: Transformer, state: State, drafter: Drafter | None
+) -> State:
+    """A state after prefill, with a drafter that did not read along."""
+    if drafter is None or drafter.reads:
+        return state
+    progress = drafter.start(model, *state.tokens.shape)
+    return state._replace(progress=progress)
+
+
 class DenseBatch:
     """Prompts that are read, and continued together, in a dense cache.
 
@@ -709,7 +720,8 @@ class DenseBatch:
         """The state after the prompts are read."""
         texts = (self.packed, self.lengths, self.limits)
         how = (stops, sampling, self.capacity, mode, reading(self.drafter))
-        return prefill(self.model, *texts, *how)
+        state = prefill(self.model, *texts, *how)
+        return joined(self.model, state, self.drafter)
 
     def make_room(
         self, lengths: Int[np.ndarray, "batch"], tokens: int
@@ -896,7 +908,9 @@ def check_parts(model: Transformer, drafter: Any, memory: Any) -> None:
     Raises:
         UserError: it says what it is and what was expected.
     """
-    if drafter is not None and not isinstance(drafter, Drafter):
+    is_class = isinstance(drafter, type)  # it has the methods too
+    fits = drafter is None or (isinstance(drafter, Drafter) and not is_class)
+    if not fits:
         raise UserError(
             f"The drafter is {drafter!r:.60}; expected one of chapter 6, such "
             "as PromptLookup(), or None."
@@ -964,9 +978,6 @@ def run(
     try:
         with Timer(statistics, "prefill_seconds"):
             state = batch.prefill(stops, sampling, mode)
-            if drafter is not None and not drafter.reads:
-                progress = drafter.start(model, *state.tokens.shape)
-                state = state._replace(progress=progress)
             seen = batch.commit(state)
         yield seen, lengths
         while not seen.done.all():

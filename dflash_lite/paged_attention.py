@@ -31,6 +31,7 @@ from dflash_lite.decoding import (
     Sampling,
     State,
     bucket,
+    joined,
     look,
     pack,
     read_and_choose,
@@ -662,7 +663,8 @@ class PagedBatch:
         cache = self.make_room(lengths, 0)
         state = State(packed, lengths, limits, never, cache)
         how = (firsts, stops, sampling, chunk, mode, reading(self.drafter))
-        return read_pages(self.memory.model, state, *how)
+        state = read_pages(self.memory.model, state, *how)
+        return joined(self.memory.model, state, self.drafter)
 
     def make_room(self, lengths: Sequence[int], tokens: int) -> PagedCache:
         """The cache, with pages for `tokens` more tokens of each text."""
