@@ -6,6 +6,7 @@ PROMPT ?= Why is the sky blue? Answer in one short paragraph.
 PY := .venv/bin/python
 CONSTRAINTS := constraints/colab-tpu-2026-08.txt
 NAMES ?=
+CHAPTERS ?= chapters/*.py
 LAB ?=
 TPU ?=
 
@@ -25,10 +26,11 @@ pytest = -m pytest -q -n 2 --dist loadfile
 elsewhere = --ignore tests/browser --ignore tests/tpu
 tests = $(pytest) $(elsewhere) tests
 lax = $(pytest) --nbval-lax --nbval-current-env
-# What depends on the versions; the tools and the site are tested once. Chapters come first: a
+# What depends on the versions; tools, prompts and pages are tested once. Chapters come first: a
 # long file should not begin last.
-once = $(foreach name,bench pipeline record_demo setup tpu_check,--ignore tests/test_$(name).py)
-versions = $(lax) $(elsewhere) $(once) chapters/*.py tests
+once = $(foreach name,bench benchmark pipeline prompts record_demo setup tpu_check traces,\
+	--ignore tests/test_$(name).py)
+versions = $(lax) $(elsewhere) $(once) $(CHAPTERS) tests
 strict = $(pytest) --nbval --nbval-current-env --nbval-sanitize-with tools/sanitize.cfg
 # what was made, not what a learner keeps beside it
 student = $(patsubst chapters/%.py,build/student/%.ipynb,$(wildcard chapters/*.py))
@@ -50,13 +52,12 @@ test: ## all that must pass, with the newest versions
 	$(PY) -m ruff check .
 	$(PY) tools/notebooks.py --check
 	$(PY) $(tests)
-	$(PY) $(lax) chapters/*.py
 	$(PY) $(strict) chapters/*.ipynb
 	$(PY) tools/student.py
 	DFLASH_LITE_CHECK=lenient $(PY) $(lax) $(student)
 	$(PY) -m sphinx -W --keep-going -q -b html -c book . build/html
 
-test-311: ## package tests and chapters on Python 3.11
+test-311: ## package tests and chapters on Python 3.11 (CHAPTERS= for none)
 	$(call setup,.venv-311,test,3.11)
 	.venv-311/bin/python $(versions)
 
@@ -106,6 +107,8 @@ bench: ## speed, beside other libraries
 	$(call setup,.venv,test)
 	$(PY) -m bench
 	$(PY) -m bench.paging
+	$(PY) -m bench.speculation
+	$(PY) -m bench.exactness
 
 address: ## change the repository's public address everywhere (URL=https://github.com/…)
 	$(call setup,.venv,test)

@@ -1,7 +1,6 @@
 # ---
 # jupyter:
 #   dflash_lite:
-#     main: main
 #     module: command_line
 #     public: []
 #   jupytext:

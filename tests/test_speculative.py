@@ -187,7 +187,7 @@ ERRORS = {
 @pytest.mark.parametrize("sure", [False, True], ids=["drawn", "sure"])
 def test_a_rule_with_an_error_is_not(rule, sure):
     for options in ({"temperature": 1.0}, CUTS["both"]):
-        for block in (1, 2, 3):  # a table may hide it
+        for block in (1, 2):  # a table may hide it
             errors = [error_of(rule, seed, block, options, sure) for seed in range(2)]
             assert not max(errors) < 1e-3
 
@@ -343,7 +343,7 @@ run_extend = jax.jit(extend)
 
 
 @given(st.lists(ROW, min_size=3, max_size=3), st.tuples(*[st.integers(-1, 5)] * 2))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_extend_adds_what_is_wanted(rows, stops):
     tokens = 10 + np.arange(3 * WIDE, dtype=np.int32).reshape(3, WIDE)
     numbers = lambda name: np.array([row[name] for row in rows], np.int32)
@@ -731,7 +731,7 @@ RULES = [(least, most) for most in range(1, 5) for least in range(1, most + 1)]
 )
 @example([[0, 1, 2, 0, 1, 1, 0, 1], [0]], (2, 4), 0)
 @example([[0, 0, 0], [1, 1, 1, 1]], (1, 1), 1)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_what_is_looked_up(texts, rule, rest):
     """What lies behind a text's length is not part of it."""
     tokens = np.full((2, 16), rest, np.int32)
@@ -756,7 +756,7 @@ DRAWN = {
 def test_a_sure_drafter_changes_no_drawn_text(pairs, options, case):
     """A draft is accepted if it is the token that the model draws with its own noise."""
     pair, prompts, accepted = pairs["calm"], prompts_of(1), 0
-    for seed in range(4):
+    for seed in range(2):
         expected = [write(pair, prompts, 20, seed=s, **options) for s in (seed, seed + 1)]
         texts = [[g.tokens for g in found] for found in expected]
         drafters = [PromptLookup(4, 1, 3)]
@@ -781,7 +781,7 @@ UNSURE = {
 @pytest.mark.parametrize("kind, options", UNSURE.items(), ids=UNSURE)
 def test_drawn_texts_are_as_likely_as_the_model_says(pairs, kind, options):
     """Three tokens of many rows; and what the first step says of its drafts."""
-    (model, _), count = pairs["lively"], 2048
+    (model, _), count = pairs["lively"], 1024
     # both draft with what the model "shallow" would say
     name = "shallow" if kind == "exit" else "other"
     drafter = EarlyExit(1, 4) if kind == "exit" else DraftModel(pairs[name][0], 4)
