@@ -769,7 +769,7 @@ def test_a_sure_drafter_changes_no_drawn_text(pairs, options, case):
             assert [g.tokens for g in found] == texts[0]
             accepted += sum(found[0].statistics.accepted)
         assert texts[0] != texts[1]
-    assert accepted > 10
+    assert accepted > 4
 
 
 UNSURE = {
