@@ -20,7 +20,10 @@ def watched(page, base):
     listeners = {
         "console": lambda m: m.type == "error" and problems.append(f"console: {m.text}"),
         "pageerror": lambda e: problems.append(f"script: {e}"),
-        "requestfailed": lambda r: problems.append(f"failed: {r.url}"),
+        # aborted: of a page that was left before all of it had come
+        "requestfailed": lambda r: (
+            r.failure == "net::ERR_ABORTED" or problems.append(f"failed: {r.url}")
+        ),
         "request": lambda r: (
             r.url.startswith((base, "data:", "blob:")) or problems.append(f"left the site: {r.url}")
         ),

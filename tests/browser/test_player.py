@@ -545,10 +545,13 @@ def test_the_chapter_shows_it(light, dark):
     for page, paper in ((light, DAY), (dark, NIGHT)):
         page.emulate_media(media="screen")
         page.goto((SITE / "chapters" / "92_traces.html").as_uri())
-        root = page.locator(".dflash-player")
-        assert root.count() == 1 and root.evaluate(PAPER) == paper
-        root.locator(".df-stage").press("End")
-        assert root.locator(".df-lead").inner_text().startswith("2. a small model")
+        players = page.locator(".dflash-player")
+        assert players.count() == 2
+        for root, leads in zip(players.all(), ("2. a small model", "2. PromptLookup")):
+            assert root.evaluate(PAPER) == paper
+            root.locator(".df-stage").press("End")
+            assert root.locator(".df-lead").inner_text().startswith(leads)
+        root = players.first
         page.locator("html").evaluate("e => e.dataset.theme = 'light'")
         assert root.evaluate(PAPER) == DAY
         page.locator("html").evaluate("e => e.dataset.theme = 'dark'")
