@@ -4,7 +4,7 @@
 
 Greedy, float32. A difference is a near-tie if the logits of the two tokens, computed anew in one
 pass over what both texts share, are closer than 1e-3: float32 sums of other shapes differ by some
-1e-4. What follows a difference is another text and is not compared. Some minutes on two cores.
+1e-4. What follows a difference is another text and is not compared. A long run on two cores.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from bench.report import EXACTNESS, RESULTS, grid, machine as where, write
+from dflash_lite.benchmark import first_difference
 
 AT_ONCE = 6  # prompts in a batch
 PAGE = 16
@@ -43,14 +44,6 @@ def margin(model: Any, shared: list[int], first: int, second: int) -> float:
     hidden = model(jnp.array([shared])).hidden[:, -1]
     logits = np.asarray(model.logits(hidden)[0], np.float64)
     return float(abs(logits[first] - logits[second]))
-
-
-def first_difference(one: list[int], other: list[int]) -> int | None:
-    """Where two texts part; None if they are equal."""
-    if one == other:
-        return None
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def compare(model: Any, ids: list[list[int]], plain: list, found: list, stop: int) -> dict:

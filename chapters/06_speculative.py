@@ -1115,8 +1115,8 @@ for share, by_law, real in zip(shares, law, measured):
     print(f"accepted {share:.1f}: law {by_law:.2f}, measured {real:.2f}")
 
 # %% [markdown]
-# On 48 tokens the luck of a few drafts matters, and the last step is cut. The
-# page [Benchmarks](../book/benchmarks.md) has longer runs.
+# On 48 tokens the luck of a few drafts matters, and the last step is cut.
+# `dflash-lite bench` runs longer, on many prompts.
 #
 # Now turn the law around. Below which acceptance does each number of drafts
 # lose? The times of the passes are those of this machine.
