@@ -510,7 +510,7 @@ class Statistics:
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens that a decode step adds to a row; without drafts, 1."""
+        """Tokens that a decode step adds to a row; a stop token adds none."""
         if not self.decode_steps:
             return 0.0
         return self.decode_tokens / self.decode_steps
