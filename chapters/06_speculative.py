@@ -525,11 +525,11 @@ def add_verdict(
 
 
 # %% [markdown]
-# A drafter is written by somebody else, and a table of the wrong shape would end
-# in an error deep inside of the model. So what it hands over is checked: shapes
-# and kinds, which are known when a program is compiled, and cost nothing when it
-# runs. The *values* nobody sees then. They need no check: a count is cut to
-# what there is, and a token that the model does not choose is refused.
+# A drafter is written by somebody else, and a table of the wrong shape would
+# end in an error deep inside of the model. So what it hands over is checked:
+# shapes and kinds, which are known when a program is compiled, and cost nothing
+# when it runs. The *values* nobody sees then. They need no check: a count is
+# cut to what there is, and a token that the model does not choose is refused.
 
 
 # %% tags=["export"]
@@ -887,7 +887,7 @@ class PromptLookup(Speculative):
         block: tokens of a verification, one more than there are drafts.
         least: tokens that must agree; with fewer it drafts nothing.
         most: of earlier places, the latest with the longest agreement up to
-            this is taken.
+            this is taken; at most 64, since each costs a comparison.
 
     Source: prompt lookup decoding (Saxena 2023).
     """
@@ -900,10 +900,10 @@ class PromptLookup(Speculative):
     def __post_init__(self) -> None:
         check_block(self.block)
         whole = all(type(n) is int for n in (self.least, self.most))
-        if not whole or not 1 <= self.least <= self.most:
+        if not whole or not 1 <= self.least <= self.most <= 64:
             raise UserError(
                 f"least is {self.least!r:.20} and most is {self.most!r:.20}; "
-                "expected whole numbers with 1 ≤ least ≤ most."
+                "expected whole numbers with 1 ≤ least ≤ most ≤ 64."
             )
 
     def draft(
@@ -1293,8 +1293,8 @@ _ = ax.set(xlabel="drafts in a step", ylabel="probability of acceptance")
 # how far it is up depends on what a pass over more tokens costs. A server with
 # many texts has used up the cheap tokens already, and its line lies higher.
 #
-# In a notebook you can move it yourself. `verify` and `draft` are the costs of a
-# verification and of drafting, in plain steps.
+# In a notebook you can move it yourself. `verify` and `draft` are the costs of
+# a verification and of drafting, in plain steps.
 
 # %%
 def show(accepted=0.7, drafts=7, verify=1.5, draft=0.1):

@@ -576,7 +576,7 @@ class PromptLookup(Speculative):
         block: tokens of a verification, one more than there are drafts.
         least: tokens that must agree; with fewer it drafts nothing.
         most: of earlier places, the latest with the longest agreement up to
-            this is taken.
+            this is taken; at most 64, since each costs a comparison.
 
     Source: prompt lookup decoding (Saxena 2023).
     """
@@ -589,10 +589,10 @@ class PromptLookup(Speculative):
     def __post_init__(self) -> None:
         check_block(self.block)
         whole = all(type(n) is int for n in (self.least, self.most))
-        if not whole or not 1 <= self.least <= self.most:
+        if not whole or not 1 <= self.least <= self.most <= 64:
             raise UserError(
                 f"least is {self.least!r:.20} and most is {self.most!r:.20}; "
-                "expected whole numbers with 1 ≤ least ≤ most."
+                "expected whole numbers with 1 ≤ least ≤ most ≤ 64."
             )
 
     def draft(
