@@ -334,17 +334,17 @@ def check_draft(found: Any, drafter: str, shape: tuple[int, int, int]) -> None:
             f"{drafter}.draft returns {found!r:.60}; expected a Draft and the "
             "state."
         )
-    wanted = {"tokens": (shape[:2], "whole numbers")}
-    wanted["counts"] = shape[:1], "whole numbers"
-    if found[0].chances is not None:
-        wanted["chances"] = shape, "floating-point numbers"
-    for name, (size, kind) in wanted.items():
-        part = jnp.asarray(getattr(found[0], name))
-        whole = jnp.issubdtype(part.dtype, jnp.integer)
-        if part.shape != size or whole != (kind == "whole numbers"):
+    kinds = jnp.integer, jnp.integer, jnp.floating
+    sizes = shape[:2], shape[:1], shape
+    parts = zip(Draft._fields, found[0], sizes, kinds, strict=True)
+    for name, part, size, kind in parts:
+        if name == "chances" and part is None:
+            continue
+        part = jnp.asarray(part)
+        if part.shape != size or not jnp.issubdtype(part.dtype, kind):
             raise UserError(
                 f"{drafter}.draft returns {name} of shape {part.shape} and "
-                f"type {part.dtype}; expected {size}, {kind}."
+                f"type {part.dtype}; expected {size}, {kind.__name__}."
             )
 
 

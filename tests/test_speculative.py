@@ -950,12 +950,13 @@ RIGHT = (((2, 3), "int32"), ((2,), "int32"), None)
 
 
 @pytest.mark.parametrize("place, part, words", [
-    (0, ((2, 2), "int32"), r"tokens of shape \(2, 2\) and type int32; expected \(2, 3\), whole"),
+    (0, ((2, 2), "int32"), r"tokens of shape \(2, 2\) and type int32; expected \(2, 3\), integer"),
     (0, ((2, 4), "int32"), "tokens of shape"), (0, ((3,), "int32"), "tokens of shape"),
     (0, ((2, 3), "float32"), "tokens .*type float32"), (0, ((2, 3), "bool"), "tokens .*type bool"),
     (1, ((2,), "float32"), "counts .*type float32"), (1, ((), "int32"), "counts of shape"),
     (1, ((1,), "int32"), "counts of shape"), (1, ((2, 3), "int32"), "counts of shape"),
     (2, ((2, 3, 5), "float32"), "chances of shape"), (2, ((2, 3, 12), "int32"), "chances .*int32"),
+    (2, ((2, 3, 12), "bool"), "chances .*bool; expected .*, floating"),
 ])  # fmt: skip
 def test_a_draft_of_the_wrong_shape_is_named(pairs, place, part, words):
     parts = (*RIGHT[:place], part, *RIGHT[place + 1 :])
