@@ -392,6 +392,26 @@ def test_a_wrong_token_is_no_near_tie_and_a_tie_is_one(pair):
         assert tied.compare(ids, [plain[0]], [twin])["near_tie"]
 
 
+@pytest.mark.parametrize("gap, dtype, tie", [
+    (1e-5, "float32", True), (1e-4, "float32", False), (1e-4, "bfloat16", True),
+    (0.05, "bfloat16", False), (None, "float32", False),
+])  # fmt: skip
+def test_the_limit_of_a_near_tie_is_near(pair, folder, monkeypatch, gap, dtype, tie):
+    """Float32's rounding moves logits by some millionths of their spread."""
+    monkeypatch.setattr(benchmark, "logit_gap", lambda *_: gap)
+    bench = Bench(*dflash_lite.load(folder, dtype), {}, 4)
+    assert bench.compare([1], [2], [3]) == {"position": 0, "gap": gap, "near_tie": tie}
+
+
+def test_rounding_alone_is_a_near_tie(pair):
+    """The same tokens in a pass over few and in one over many."""
+    model, _ = pair
+    ids = np.random.default_rng(0).integers(0, 200, (1, 60))
+    many, few = (np.asarray(model.logits(model(x).hidden)[0]) for x in (ids, ids[:, :7]))
+    moved = np.abs(many[:7] - few).max(-1) / np.ptp(many[:7], axis=-1)
+    assert moved.max() < benchmark.NEAR_TIE["float32"]
+
+
 def test_mismatches_are_found_and_told_apart(pair, monkeypatch):
     bench = make_bench(pair, names=["lookup"], tasks=0)
     ask = Bench.ask
@@ -626,6 +646,22 @@ def test_the_prediction_stands_beside_what_was_measured(benched):
     assert heads[at - 1] == "speedup (95%)"
     shown = [row[at] for row in rows]
     assert shown == [benchmark.shown(entry["predicted"]) for entry in results["results"]]
+
+
+def test_the_machine_is_described_once(monkeypatch):
+    """With a Mac's way to its processor's name; and without any."""
+    about = benchmark.machine()
+    assert {name: about[name] for name in ("processor", "cores", "system")} == benchmark.hardware()
+
+    def missing(*_, **__):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    answer = lambda *_, **__: subprocess.CompletedProcess([], 0, "Apple M1\n")
+    monkeypatch.setattr(subprocess, "run", answer)
+    assert benchmark.processor() == "Apple M1"
+    monkeypatch.setattr(subprocess, "run", missing)
+    assert benchmark.processor()
 
 
 def test_one_set_needs_no_row_for_all_sets():
