@@ -947,7 +947,8 @@ print(f"{gain:.2f} times as fast as plain decoding")
 # ## A drafter of your own
 #
 # This is all that it takes: a class with a block, and a method that guesses.
-# Ours has one idea, that the last token comes again.
+# (Elsewhere: `from dflash_lite.speculative import Draft, Speculative,
+# as_drafter`.) Ours has one idea, that the last token comes again.
 
 # %%
 @as_drafter("block")
