@@ -333,8 +333,10 @@ assert page_name(hello, [3, 4]) != more, "the same tokens, another past"
 #
 # - `admit` finds the pages that a prompt can share, and takes the rest. The
 #   last token of a prompt is never shared: somebody must compute its logits.
-# - `reserve` makes room for tokens to come. If the next token would go into a
-#   page that others use too, the text gets a copy of its own: *copy on write*.
+# - `reserve` makes room for tokens to come, and comes before every writing. If
+#   the next token would go into a page that others use too, the text gets a
+#   copy of its own: *copy on write*. If the page has a name, from tokens that
+#   were truncated, nobody can find it any more.
 # - `commit` says that tokens have arrived, and publishes pages that got full.
 # - `truncate` forgets tokens, for drafts that were rejected.
 # - `fork` makes a second text with the same past, for free.
@@ -420,15 +422,16 @@ class PagePool:
         """
         missing = max(-(-length // self.size) - len(text.pages), 0)
         last = len(text.tokens) // self.size  # where the next token goes
-        copied = [
-            page
-            for page in text.pages[last : last + 1]
-            if self.pages.users[page] > 1 and length > len(text.tokens)
-        ]
+        grows = length > len(text.tokens)
+        written = text.pages[last : last + 1] if grows else []
+        copied = [page for page in written if self.pages.users[page] > 1]
         new = self.pages.take(missing + len(copied))
-        for page in copied:
-            text.pages[last] = new[-1]
-            self.pages.give_back(page)
+        for page in written:
+            if page in copied:
+                text.pages[last] = new[-1]
+                self.pages.give_back(page)
+            else:
+                self.pages.forget(page)
         text.pages += new[:missing]
         return list(zip(copied, new[missing:], strict=True))
 
@@ -454,9 +457,6 @@ class PagePool:
         for page in reversed(text.pages[kept:]):
             self.pages.give_back(page)
         del text.pages[kept:]
-        for page in text.pages[full:]:  # the rest of it will be written anew
-            if self.pages.users[page] == 1:
-                self.pages.forget(page)
 
     def fork(self, text: Text) -> Text:
         """Another text with the same tokens, in the same pages."""

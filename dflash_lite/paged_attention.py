@@ -263,15 +263,16 @@ class PagePool:
         """
         missing = max(-(-length // self.size) - len(text.pages), 0)
         last = len(text.tokens) // self.size  # where the next token goes
-        copied = [
-            page
-            for page in text.pages[last : last + 1]
-            if self.pages.users[page] > 1 and length > len(text.tokens)
-        ]
+        grows = length > len(text.tokens)
+        written = text.pages[last : last + 1] if grows else []
+        copied = [page for page in written if self.pages.users[page] > 1]
         new = self.pages.take(missing + len(copied))
-        for page in copied:
-            text.pages[last] = new[-1]
-            self.pages.give_back(page)
+        for page in written:
+            if page in copied:
+                text.pages[last] = new[-1]
+                self.pages.give_back(page)
+            else:
+                self.pages.forget(page)
         text.pages += new[:missing]
         return list(zip(copied, new[missing:], strict=True))
 
@@ -297,9 +298,6 @@ class PagePool:
         for page in reversed(text.pages[kept:]):
             self.pages.give_back(page)
         del text.pages[kept:]
-        for page in text.pages[full:]:  # the rest of it will be written anew
-            if self.pages.users[page] == 1:
-                self.pages.forget(page)
 
     def fork(self, text: Text) -> Text:
         """Another text with the same tokens, in the same pages."""

@@ -224,6 +224,22 @@ def test_a_found_page_waits_anew():
     assert list(pool.pages.waiting)[-1] == first
 
 
+def test_a_page_that_is_written_anew_cannot_be_found_by_its_old_content():
+    """A fork was cut back while its page had two users, and is now the only one."""
+    pool = PagePool(8, 4)
+    old = filled(pool, [1, 2, 3, 4, 5])
+    fork = pool.fork(old)
+    pool.truncate(fork, 2)
+    pool.release(old)
+    assert len(pool.find([1, 2, 3, 4, 5])) == 1, "until somebody writes, it is still there"
+    pool.reserve(fork, 4)
+    assert pool.find([1, 2, 3, 4, 5]) == []
+    pool.commit(fork, [8, 9])
+    assert len(pool.find([1, 2, 8, 9, 5])) == 1
+    pool.release(fork)
+    assert pool.pages.available == 8 and len(pool.pages.waiting) == 1
+
+
 @pytest.mark.parametrize("count, size", [(0, 4), (4, 0), (-1, 1), (2.5, 4), (True, 4), ("8", 4)])
 def test_a_pool_of_nothing_is_refused(count, size):
     with pytest.raises(UserError, match=r"pages of .* tokens"):
