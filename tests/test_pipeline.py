@@ -19,7 +19,7 @@ import address
 import notebooks
 import student
 import tangle
-from chapters import Problem, chapter_paths, read_chapter
+from chapters import Problem, chapter_paths, read_chapter, run_tool
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -474,6 +474,8 @@ BROKEN = [
     ("# # 2. Ranking", "# Ranking", "# Ranking", "the first cell has a title"),
     ("# Which word is the most common?\n", "", "# # 2. Ranking", "the first cell has a title"),
     ('["exercise"]', '["exercise", "export"]', "def rare(text):", "an exercise is not exported"),
+    ("# %% [markdown]\n# # 2.", '# %% [markdown] tags=["export"]\n# # 2.', "# # 2. Ranking",
+     "an exported cell holds code"),
     ("\n# %% [markdown]\n# # 2.", "\nx = 1\n# %% [markdown]\n# # 2.", "# ---", "first `# %%` line"),
 ]
 
@@ -867,6 +869,25 @@ def test_a_chapter_that_is_no_text(project):
     path.mkdir()
     with pytest.raises(Problem, match="02_ranking.py:1: it cannot be read"):
         read_chapter(path, project)
+
+
+def test_a_header_that_is_no_yaml(project):
+    path = project / "chapters" / "02_ranking.py"
+    edit(path, "module: ranking", "module: [")
+    with pytest.raises(Problem, match="02_ranking.py:1: it cannot be read"):
+        read_chapter(path, project)
+
+
+@pytest.mark.parametrize("error, code, line", [
+    (OSError(28, "No space left", "a.py"), 2, "[Errno 28] No space left: 'a.py'"),
+    (KeyboardInterrupt(), 130, "Interrupted; what is written is whole."),
+])  # fmt: skip
+def test_a_tool_that_cannot_go_on_says_so_in_one_line(capsys, error, code, line):
+    def main():
+        raise error
+
+    assert run_tool(main) == code
+    assert capsys.readouterr().err.strip() == line
 
 
 @pytest.mark.parametrize("make", [
