@@ -41,6 +41,7 @@ from dflash_lite.flash_attention import (
     LOWEST,
     Running,
     from_rows,
+    grid_of_tiles,
     kernel,
     key_tiles,
     product,
@@ -434,12 +435,8 @@ def paged_attention(
     """
     _, kv_heads, size, width = keys.shape
     group, rows = q.shape[2] // kv_heads, to_rows(q, kv_heads)
-    batch, _, count, _ = rows.shape
-    row_tile = min(256, -(-count // 16) * 16)
+    row_tile = min(256, -(-rows.shape[2] // 16) * 16)
     scale = width**-0.5 if scale is None else scale
-
-    def here(b: Any, h: Any, i: Any, j: Any, *_: Any) -> tuple[Any, ...]:
-        return b, h, i, 0
 
     def page(
         b: Any, h: Any, i: Any, j: Any, tables: Any, starts: Any, lengths: Any
@@ -454,23 +451,10 @@ def paged_attention(
             starts, lengths, *blocks, group=group, causal=causal, scale=scale
         )
 
-    row_block = pl.BlockSpec((None, None, row_tile, width), here)
-    page_block = pl.BlockSpec((None, None, size, width), page)
-    grid = (batch, kv_heads, pl.cdiv(count, row_tile), tables.shape[1])
-    sums = [pltpu.VMEM((row_tile, n), jnp.float32) for n in (1, 1, width)]
+    blocks = tables.shape[1]
     output = pl.pallas_call(
         body,
-        out_shape=jax.ShapeDtypeStruct(rows.shape, q.dtype),
-        grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=3,
-            grid=grid,
-            in_specs=[row_block, page_block, page_block],
-            out_specs=row_block,
-            scratch_shapes=sums,
-        ),
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel",) * 3 + ("arbitrary",)
-        ),
+        **grid_of_tiles(rows, row_tile, size, blocks, 3, page),
         interpret=interpret,
         name="paged_attention",
     )(tables, starts, lengths, rows, keys, values)
