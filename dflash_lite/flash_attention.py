@@ -26,6 +26,7 @@ __all__ = [
     "to_rows",
     "from_rows",
     "split_keys",
+    "within",
     "tile_scores",
     "scan_tiles",
     "tiled_attention",
@@ -131,17 +132,24 @@ def from_rows(
 
 
 def split_keys(
-    x: Float[Array, "batch kv_heads keys head_dim"],
-    lengths: Int[Array, "batch"],
-    tile: int,
+    x: Float[Array, "batch kv_heads keys head_dim"], tile: int
 ) -> Float[Array, "tiles batch kv_heads tile head_dim"]:
-    """Cut keys or values into tiles, with zeros behind each text's length."""
+    """Cut keys or values into tiles, the last one padded with zeros."""
     batch, heads, keys, size = x.shape
-    counts = jnp.arange(keys) < lengths[:, None]
-    x = jnp.where(counts[:, None, :, None], x, jnp.zeros((), x.dtype))
     padded = jnp.pad(x, ((0, 0), (0, 0), (0, -keys % tile), (0, 0)))
     tiles = padded.reshape(batch, heads, -1, tile, size)
     return jnp.moveaxis(tiles, 2, 0)
+
+
+def within(
+    x: Float[Array, "batch kv_heads tile head_dim"],
+    number: Int[Array, ""],
+    lengths: Int[Array, "batch"],
+) -> Float[Array, "batch kv_heads tile head_dim"]:
+    """A tile of keys or values, with zeros behind each text's length."""
+    key = number * x.shape[2] + jnp.arange(x.shape[2])
+    counts = (key < lengths[:, None])[:, None, :, None]
+    return jnp.where(counts, x, jnp.zeros((), x.dtype))
 
 
 def tile_scores(
@@ -175,14 +183,14 @@ def scan_tiles(
 ) -> Running:
     """The running sums of every row after all tiles."""
     rows, group = to_rows(q, k.shape[1]), q.shape[2] // k.shape[1]
-    tiles = [split_keys(x, lengths, tile) for x in (k, v)]
+    tiles = split_keys(k, tile), split_keys(v, tile)
 
     def step(running: Running, at: tuple) -> tuple[Running, None]:
         number, (k, v) = at
         scores, seen = tile_scores(
             rows, k, number, starts, lengths, group, causal
         )
-        return running.add(scores, seen, v), None
+        return running.add(scores, seen, within(v, number, lengths)), None
 
     start = Running.start(*rows.shape)
     return jax.lax.scan(step, start, (jnp.arange(len(tiles[0])), tiles))[0]
@@ -245,10 +253,11 @@ def backward(
     rows, given = to_rows(q, k.shape[1]), to_rows(gradient, k.shape[1])
     delta = to_rows(output, k.shape[1]).astype(jnp.float32) * given
     delta = delta.sum(-1, keepdims=True)
-    tiles = [split_keys(x, lengths, tile) for x in (k, v)]
+    tiles = split_keys(k, tile), split_keys(v, tile)
 
     def step(to_q: Any, at: tuple) -> tuple[Any, tuple[Any, Any]]:
-        number, (k, v) = at
+        number, tiles = at
+        k, v = (within(x, number, lengths) for x in tiles)
         scores, seen = tile_scores(
             rows, k, number, starts, lengths, group, causal
         )
