@@ -577,7 +577,8 @@ class PagedCache:
         return mixed[..., : q.shape[-1]]
 
 
-FEW_VISITS = 3  # queries brought to a page, for each entry of a table
+# queries brought to pages, for each entry of a table; see bench/visits.py
+FEW_VISITS = 3
 
 
 class PagedMemory:
