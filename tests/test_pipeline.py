@@ -1157,3 +1157,23 @@ def test_a_new_address_that_was_stopped_goes_on(project, monkeypatch, capsys):
     (project / "z.md").write_text("https://github.com/dflash-lite/dflash_lite")
     assert address.main(["https://github.com/a/b"], project) == 0
     assert {p.read_text() for p in project.glob("*.md")} == {"https://github.com/a/b"}
+
+
+# Pages
+# -----
+
+
+def test_every_page_says_the_same_of_a_chapters_time():
+    """Its exercises, its lead, the README's sum, and instructors' table, without appendices."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+    instructors = (ROOT / "book" / "instructors.md").read_text("utf-8")
+    said = r"\*\*Time\.\*\* (\d+) minutes(?: to read and run, (\d+) minutes of exercises)?"
+    for path in chapter_paths():
+        text = path.read_text("utf-8").replace("\n# ", " ")
+        read, work = (int(n or 0) for n in re.search(said, text).groups())
+        assert sum(map(int, re.findall(r"\((\d+) minutes\)", text))) == work, path.name
+        row = rf"\(chapters/{path.name}\) \|[^|]+\|[^|]+\| {read + work} \|"
+        assert re.search(row, readme), path.name
+        if path.name < "90":
+            row = rf"^\| {int(path.name[:2])}\. [^|]+\| {read} min \| {work} min \|$"
+            assert re.search(row, instructors, re.M), path.name
