@@ -1167,7 +1167,7 @@ def test_every_page_says_the_same_of_a_chapters_time():
     """Its exercises, its lead, the README's sum, and instructors' table, without appendices."""
     readme = (ROOT / "README.md").read_text("utf-8")
     instructors = (ROOT / "book" / "instructors.md").read_text("utf-8")
-    said = r"\*\*Time\.\*\* (\d+) minutes(?: to read and run, (\d+) minutes of exercises)?"
+    said = r"\*\*Time[.:]\*\* (\d+) minutes(?: to read and run, (\d+) minutes of exercises)?"
     for path in chapter_paths():
         text = path.read_text("utf-8").replace("\n# ", " ")
         read, work = (int(n or 0) for n in re.search(said, text).groups())
