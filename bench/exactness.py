@@ -109,10 +109,11 @@ def measure(name: str, count: int, new_tokens: int) -> dict:
 
 def table(results: dict) -> str:
     """The results in Markdown."""
+    # no gap: an answer ended where no token could end it, so nothing is wider
+    widest = lambda gaps: "none" if None in gaps else f"{max(gaps):.1e}" if gaps else ""
     rows = [
         [row["way"], row["cache"], f"{row['compared']:,}", str(row["differences"]),
-         str(row["near_ties"]),
-         f"{max(row['gaps']):.1e}" if row["gaps"] else ""]
+         str(row["near_ties"]), widest(row["gaps"])]
         for row in results["rows"]
     ]  # fmt: skip
     header = ["drafter", "cache", "tokens compared", "differences", "of them near-ties",

@@ -313,6 +313,11 @@ def read_tasks(path: Path | None, sets: str | None) -> list[Task]:
     try:
         with path.open("rb") as file:
             data = file.read(LARGEST_FILE + 1)
+        if len(data) > LARGEST_FILE:  # cut, perhaps inside of a character
+            refuse(
+                f"{path} is larger than {LARGEST_FILE} bytes; expected less. "
+                "Are these prompts?"
+            )
         text = data.decode("utf-8-sig")
     except OSError as error:
         refuse(
@@ -324,11 +329,6 @@ def read_tasks(path: Path | None, sets: str | None) -> list[Task]:
             f"{path} is not UTF-8: byte {error.start} is "
             f"{error.object[error.start]:#04x}. Convert it, for example with "
             "iconv."
-        )
-    if len(data) > LARGEST_FILE:
-        refuse(
-            f"{path} is larger than {LARGEST_FILE} bytes; expected less. Are "
-            "these prompts?"
         )
     tasks = parse_tasks(text, path.name)
     there = list(dict.fromkeys(task.set for task in tasks))

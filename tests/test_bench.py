@@ -348,6 +348,10 @@ def test_the_table_of_differences():
     found = exactness.table(made_up)
     assert rows(found)[2] == ["prompt lookup", "pages", "12,345", "2", "1", "5.0e-01"]
     assert "below 3e-05" in found and "share" in found
+    row["gaps"] = [2e-6, None]  # an answer ended, and no token could end it
+    assert rows(exactness.table(made_up))[2][-1] == "none"
+    row["gaps"] = []
+    assert rows(exactness.table(made_up))[2][-1] == ""
 
 
 def speculated(peer=""):

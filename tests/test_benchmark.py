@@ -799,6 +799,16 @@ def test_a_package_without_prompts_says_so(monkeypatch, tmp_path):
         benchmark.read_tasks(None, None)
 
 
+def test_a_file_that_is_too_large_is_not_called_wrong(tmp_path, monkeypatch):
+    """Its last byte that is read is half of a character."""
+    monkeypatch.setattr(benchmark, "LARGEST_FILE", 30)
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "' + "é" * 30 + '", "set": "a"}', "utf-8")
+    assert path.read_bytes()[30:31] == "é".encode()[:1]
+    with pytest.raises(dflash_lite.UserError, match="larger than 30 bytes"):
+        benchmark.read_tasks(path, None)
+
+
 # Ctrl-C
 # ------
 
