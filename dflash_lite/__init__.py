@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dflash_lite.flash_attention import tiled_attention
     from dflash_lite.paged_attention import PagedCache, PagedMemory, PagePool
     from dflash_lite.speculative import DraftModel, EarlyExit, PromptLookup, Replay
+    from dflash_lite.dflash import DFlash, load_drafter, save_drafter
     from dflash_lite.traces import (
         Trace,
         TraceStep,
@@ -51,6 +52,9 @@ __all__ = [
     "EarlyExit",
     "PromptLookup",
     "Replay",
+    "DFlash",
+    "load_drafter",
+    "save_drafter",
     "Trace",
     "TraceStep",
     "player",
@@ -78,6 +82,9 @@ _MODULES = {
     "EarlyExit": "speculative",
     "PromptLookup": "speculative",
     "Replay": "speculative",
+    "DFlash": "dflash",
+    "load_drafter": "dflash",
+    "save_drafter": "dflash",
     "Trace": "traces",
     "TraceStep": "traces",
     "player": "traces",
