@@ -4,8 +4,8 @@ import pytest
 from hypothesis import settings
 
 # The same examples every time; "search" draws new ones.
-settings.register_profile("steady", derandomize=True, database=None)
-settings.register_profile("search", derandomize=False, print_blob=True)
+settings.register_profile("steady", derandomize=True, database=None, deadline=None)
+settings.register_profile("search", derandomize=False, print_blob=True, deadline=None)
 settings.load_profile("steady")
 
 

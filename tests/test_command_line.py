@@ -32,7 +32,7 @@ STORY = "".join(TOKENS[1:-1])
 END = len(TOKENS) - 1
 LONGEST = 60_000
 TEMPLATE = "{% for m in messages %}{{ m.content }} {% endfor %}"
-PATIENCE = 120  # seconds, for a busy machine
+PATIENCE = 600  # seconds: only a hang should reach it
 
 
 def write_model(folder, endless):
