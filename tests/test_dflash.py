@@ -147,7 +147,7 @@ def test_what_a_query_sees_follows_the_table():
 def pair(tmp_path_factory):
     """A random target with a tokenizer, and a random drafter of two layers for it."""
     folder = tmp_path_factory.mktemp("dflash") / "target"
-    write_hub(folder, {"num_hidden_layers": 6})
+    write_hub(folder, num_hidden_layers=6)
     model, tokenizer = dflash_lite.load(folder)
     return model, tokenizer, dflash.new_drafter(model, 3, layers=2, block=4, seed=1)
 
