@@ -594,8 +594,7 @@ def example_responses(model: Transformer, tokenizer: Tokenizer) -> Responses:
     Raises:
         UserError: the model or the tokenizer is another one.
     """
-    folder = Path(__file__).parent / "responses"
-    return read_shards(folder, model, tokenizer)
+    return read_shards(Path(__file__).parent, model, tokenizer)
 
 
 # Anchors and blocks
@@ -945,6 +944,7 @@ class Heads(Speculative):
 # Features
 # --------
 
+@functools.partial(jax.jit, static_argnames="taps")
 def read_features(
     model: Transformer,
     tokens: Int[Array, "batch length"],
@@ -1256,7 +1256,6 @@ def remember(
     longest: int,
 ) -> list[tuple[np.ndarray, ...]]:
     """The features of each text, read once, in the model's own type."""
-    read = jax.jit(read_features, static_argnums=2)
     found: list = [None] * len(responses)
     rows = 8
     by_width: dict[int, list[int]] = {}
@@ -1270,7 +1269,7 @@ def remember(
             for row, i in enumerate(chosen):
                 part = responses.texts[i].tokens[:longest]
                 tokens[row, : len(part)] = part
-            features = jax.device_get(read(model, tokens, taps))
+            features = jax.device_get(read_features(model, tokens, taps))
             for row, i in enumerate(chosen):
                 length = min(len(responses.texts[i].tokens), longest)
                 found[i] = tuple(x[row, :length] for x in features)
