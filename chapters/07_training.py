@@ -644,10 +644,6 @@ def write_prompts(
     return list(dict.fromkeys(filter(None, texts)))
 
 
-# %%
-for text in write_prompts(model, tokenizer, 4, max_new_tokens=40, rows=4):
-    print("-", text.split("\n")[0][:70])
-
 # %% [markdown]
 # A few hundred answers of SmolLM2 come with the package, to prompts of three
 # kinds: word problems, small programs, chat. Short prompts, at most 64 tokens
@@ -1140,14 +1136,17 @@ class Heads(Speculative):
 # Before any training, the guesses are noise. The text is exact all the same.
 
 # %%
-occurring = np.unique(np.concatenate([t.tokens for t in responses.texts]))
-beginner = Heads.new(model, taps=(14, 20), vocabulary=occurring.tolist())
-how = dict(max_new_tokens=24)
-alone = generate(model, tokenizer, "Name three fruits.", **how)
-how["drafter"] = beginner
-helped = generate(model, tokenizer, "Name three fruits.", **how)
-assert helped.tokens == alone.tokens
-print(f"acceptance length {helped.statistics.acceptance_length:.2f}")
+words = np.unique(np.concatenate([t.tokens for t in responses.texts])).tolist()
+drafter = Heads.new(model, taps=(14, 20), vocabulary=words)
+print(f"{len(words)} words, {drafter.mix.size + drafter.heads.size} parameters")
+
+# %%
+question = "A shelf has 120 books. 35 of them are taken. How many are left?"
+how = dict(max_new_tokens=40)
+plain = generate(model, tokenizer, question, **how)
+slow = generate(model, tokenizer, question, drafter=drafter, **how)
+assert slow.tokens == plain.tokens
+print(f"acceptance length {slow.statistics.acceptance_length:.2f}")
 
 # %% [markdown]
 # ## Features
@@ -1689,10 +1688,7 @@ class Trainer:
         parts = Parts.of(learner)
         self.steps = Steps(parts, transform, settings.seed, dtype)
         self.model = self.steps.put(cast(model, dtype))
-        self.batches = self.deal(data, learner)
-        self.tests = {}
-        for name in held_out.sets if held_out else ():
-            self.tests[name] = self.deal(held_out.of(name), learner)
+        self.data, self.held_out, self.taps = data, held_out, learner.taps
         params = self.steps.put(parts.params)
         self.state = (params, self.steps.put(transform.init(params)))
         self.step, self.seconds, self.waiting = 0, 0.0, []
@@ -1706,12 +1702,23 @@ class Trainer:
             "learner": learner_notes(learner),
         }
 
-    def deal(self, data: Responses, learner: Learner) -> Batches:
+    def deal(self, data: Responses) -> Batches:
         """Batches of data, with features if they are to be kept."""
         s, features = self.settings, None
         if s.keep_features:
-            features = remember(self.model, data, learner.taps, s.longest)
+            features = remember(self.model, data, self.taps, s.longest)
         return Batches(data, s.rows, s.longest, s.seed, features)
+
+    @functools.cached_property
+    def batches(self) -> Batches:
+        """What it learns from; not made for a run that has ended."""
+        return self.deal(self.data)
+
+    @functools.cached_property
+    def tests(self) -> dict[str, Batches]:
+        """The held-out sets."""
+        names = self.held_out.sets if self.held_out else ()
+        return {name: self.deal(self.held_out.of(name)) for name in names}
 
     @property
     def learner(self) -> Learner:
@@ -1963,10 +1970,7 @@ assert not {t.prompt for t in data.texts} & {t.prompt for t in held_out.texts}
 settings = TrainSettings(
     steps=90, rate=2e-3, longest=128, keep_features=True, evaluate_every=30
 )
-words = np.unique(np.concatenate([t.tokens for t in data.texts])).tolist()
-drafter = Heads.new(model, taps=(14, 20), vocabulary=words)
 run = tempfile.mkdtemp()
-print(f"{len(words)} words, {drafter.mix.size + drafter.heads.size} parameters")
 
 # %% [markdown]
 # **Predict.** Before training a step gives one token. What will it give on
@@ -2037,9 +2041,6 @@ print(f"in training {np.mean(last):.2f}, held out {mean(end):.2f}")
 # The trained heads draft, and the model's text stays what it is.
 
 # %%
-question = "A shelf has 120 books. 35 of them are taken. How many are left?"
-how = dict(max_new_tokens=48)
-plain = generate(model, tokenizer, question, **how)
 quick = generate(model, tokenizer, question, drafter=trained.learner, **how)
 assert quick.tokens == plain.tokens
 print(quick.text)

@@ -1423,10 +1423,7 @@ class Trainer:
         parts = Parts.of(learner)
         self.steps = Steps(parts, transform, settings.seed, dtype)
         self.model = self.steps.put(cast(model, dtype))
-        self.batches = self.deal(data, learner)
-        self.tests = {}
-        for name in held_out.sets if held_out else ():
-            self.tests[name] = self.deal(held_out.of(name), learner)
+        self.data, self.held_out, self.taps = data, held_out, learner.taps
         params = self.steps.put(parts.params)
         self.state = (params, self.steps.put(transform.init(params)))
         self.step, self.seconds, self.waiting = 0, 0.0, []
@@ -1440,12 +1437,23 @@ class Trainer:
             "learner": learner_notes(learner),
         }
 
-    def deal(self, data: Responses, learner: Learner) -> Batches:
+    def deal(self, data: Responses) -> Batches:
         """Batches of data, with features if they are to be kept."""
         s, features = self.settings, None
         if s.keep_features:
-            features = remember(self.model, data, learner.taps, s.longest)
+            features = remember(self.model, data, self.taps, s.longest)
         return Batches(data, s.rows, s.longest, s.seed, features)
+
+    @functools.cached_property
+    def batches(self) -> Batches:
+        """What it learns from; not made for a run that has ended."""
+        return self.deal(self.data)
+
+    @functools.cached_property
+    def tests(self) -> dict[str, Batches]:
+        """The held-out sets."""
+        names = self.held_out.sets if self.held_out else ()
+        return {name: self.deal(self.held_out.of(name)) for name in names}
 
     @property
     def learner(self) -> Learner:

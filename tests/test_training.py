@@ -23,7 +23,7 @@ from dflash_lite.decoding import encode_prompt, generate
 from dflash_lite.transformer import attention, load
 
 PROMPTS = [("Say hi!", "chat"), ("the in", "math"), ("What?", "chat"), ("er er er", "math"),
-           ("A longer prompt that has more bytes than the others.", "chat"), ("x", "math"),
+           ("A prompt of more bytes than others.", "chat"), ("x", "math"),
            ("the the", "code"), ("hello there", "code"), ("1 + 1", "math")]  # fmt: skip
 
 
@@ -498,7 +498,7 @@ def test_heads_of_another_model(model, tokenizer, heads, tmp_path):
 # ----
 
 SETTINGS = t.TrainSettings(
-    steps=12, rows=4, rate=1e-2, longest=64, log_every=4, evaluate_every=6, save_every=4
+    steps=12, rows=4, rate=1e-2, longest=40, log_every=4, evaluate_every=6, save_every=4
 )
 
 
@@ -689,7 +689,7 @@ def test_forecast_counts_what_the_run_is(model, heads, responses):
     found = t.forecast(model, heads, responses, SETTINGS)
     assert found.parameters == heads.mix.size + heads.heads.size
     assert found.bytes > 3 * 4 * found.parameters and found.seconds > 0
-    batches = t.Batches(responses, 4, 64, 0)
+    batches = t.Batches(responses, 4, 40, 0)
     assert found.epochs == 12 / batches.per_epoch and found.texts == 9
 
 
@@ -702,7 +702,7 @@ assert len(jax.devices()) == 4
 model, tokenizer = load(sys.argv[1])
 data = t.read_shards(sys.argv[2], model, tokenizer)
 heads = t.Heads.new(model, taps=(0, 1), block=4, anchors=8, seed=1)
-settings = t.TrainSettings(steps=12, rows=4, rate=1e-2, longest=64, log_every=4,
+settings = t.TrainSettings(steps=12, rows=4, rate=1e-2, longest=40, log_every=4,
                            evaluate_every=6, save_every=4)
 t.train(model, heads, data, sys.argv[3], settings, held_out=data.of("chat"))
 try:
