@@ -48,7 +48,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Key
 from safetensors.numpy import save_file
 
 from dflash_lite.checkpoints import (
@@ -69,6 +69,15 @@ from dflash_lite.speculative import (
     check_block,
     draw,
     each_position,
+)
+from dflash_lite.training import (
+    Batch,
+    block_labels,
+    block_loss,
+    block_mask,
+    block_positions,
+    draw_anchors,
+    slot_weights,
 )
 from dflash_lite.transformer import (
     Layer,
@@ -487,7 +496,7 @@ def write_context(
     return DenseCache(tuple(keys), tuple(values))
 
 
-@as_drafter("block", data=("network", "vocabulary", "head"))
+@as_drafter("block", "anchors", data=("network", "vocabulary", "head"))
 class DFlash(Speculative):
     """Drafts a block in one pass, from hidden states of the target.
 
@@ -495,8 +504,10 @@ class DFlash(Speculative):
         network: its layers.
         block: tokens of a verification, one more than there are drafts; at
             most the block it was trained with.
-        vocabulary: the target's tokens that it can draft; None for all.
-        head: a row for each of them; None takes the target's head.
+        vocabulary: the target's tokens that it can draft, rising; None for
+            all.
+        head: a row for each of them; None takes rows of the target's head.
+        anchors: places that training draws from each text.
 
     Source: DFlash (Chen et al. 2026), sections 3 and 4.
     """
@@ -505,6 +516,7 @@ class DFlash(Speculative):
     block: int
     vocabulary: Int[Array, "draft_vocab"] | None = None
     head: Float[Array, "draft_vocab hidden"] | None = None
+    anchors: int = 64
     reads: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -550,15 +562,13 @@ class DFlash(Speculative):
         self, model: Transformer, hidden: Float[Array, "*rest hidden"]
     ) -> Float[Array, "*rest draft_vocab"]:
         """Scores of the tokens that it can draft, in float32."""
-        config = self.network.config
-        if self.head is None:
-            scores = model.logits(hidden.astype(model.embed_tokens.dtype))
-        else:
-            flat = hidden.reshape(-1, hidden.shape[-1]).astype(self.head.dtype)
-            scores = matmul(flat, self.head).astype(jnp.float32)
-            scores = scores.reshape(*hidden.shape[:-1], -1)
-        scores = scores * config.output_scale
-        cap = config.softcap
+        config, head = self.network.config, self.head
+        scale, cap = config.output_scale, config.softcap
+        if head is None:
+            head = target_head(model, self.vocabulary)
+        flat = hidden.reshape(-1, hidden.shape[-1]).astype(head.dtype)
+        scores = matmul(flat, head).astype(jnp.float32) * scale
+        scores = scores.reshape(*hidden.shape[:-1], -1)
         return jnp.tanh(scores / cap) * cap if cap > 0 else scores
 
     def draft(
@@ -575,12 +585,48 @@ class DFlash(Speculative):
         logits = self.logits(model, hidden)
         return self.choose(logits, state.lengths, sampling, mode, model), state
 
+    def loss(
+        self, model: Transformer, batch: Batch, key: Key[Array, "*rows"]
+    ) -> tuple[Float[Array, ""], dict[str, Array]]:
+        """The loss of a batch of texts; see `Learner`."""
+        anchors, valid = draw_anchors(key, batch, self.anchors)
+        labels, there = block_labels(
+            batch.tokens, anchors, valid, self.block, batch.lengths
+        )
+        hidden = self.blocks(model, batch, anchors, valid)[:, :, 1:]
+        scores = self.logits(model, hidden)
+        if self.vocabulary is not None:
+            words = self.vocabulary
+            place = jnp.searchsorted(words, labels)
+            place = jnp.minimum(place, len(words) - 1)
+            labels = jnp.where(words[place] == labels, place, -1)
+        return block_loss(scores, labels, there, slot_weights(self.block))
+
+    def blocks(
+        self,
+        model: Transformer,
+        batch: Batch,
+        anchors: Int[Array, "batch anchors"],
+        valid: Bool[Array, "batch anchors"],
+    ) -> Float[Array, "batch anchors block hidden"]:
+        """The hidden states of many blocks of each text, in one pass."""
+        length, network = batch.tokens.shape[1], self.network
+        at = jnp.broadcast_to(jnp.arange(length), batch.tokens.shape)
+        context = network.keys_and_values(network.fuse(batch.features), at)
+        mask = block_mask(anchors, valid, length, self.block)[..., :length]
+        view = TrainingCache(network.config, context, mask, self.block)
+        first = jnp.take_along_axis(batch.tokens, anchors, axis=1)
+        x = self.embed(model, first[..., None])
+        x = x.reshape(len(x), -1, x.shape[-1])
+        hidden = network(x, block_positions(anchors, self.block), view)
+        return hidden.reshape(*anchors.shape, self.block, -1)
+
     def embed(
-        self, model: Transformer, anchors: Int[Array, "batch 1"]
-    ) -> Float[Array, "batch block hidden"]:
+        self, model: Transformer, anchors: Int[Array, "*rest 1"]
+    ) -> Float[Array, "*rest block hidden"]:
         """The input of a block: the anchor's embedding, and the mask's."""
         config, table = self.network.config, model.embed_tokens[...]
-        masks = ((0, 0), (0, self.drafts))
+        masks = ((0, 0),) * (anchors.ndim - 1) + ((0, self.drafts),)
         tokens = jnp.pad(anchors, masks, constant_values=config.mask_token_id)
         x = table[tokens].astype(self.network.fc.weight.dtype)
         return x * config.input_scale
@@ -607,6 +653,62 @@ class DFlash(Speculative):
             chances = chances.reshape(batch, drafts, -1)
         counts = jnp.full(batch, drafts)
         return Draft(tokens.reshape(batch, drafts), counts, chances)
+
+
+# %% [markdown]
+# ### What it learns from
+#
+# Chapter 7 says what a drafter learns from: many anchors of one text in one
+# pass, each with its own block, and a mask that leaks nothing. The context is
+# the same for all blocks of a text, so its keys and values are made once. One
+# softmax again, over the context and the rows of the own block.
+
+# %% tags=["export"]
+@dataclass(frozen=True)
+class TrainingCache:
+    """A plug: the blocks of a text see the context before their anchor.
+
+    Args:
+        config: of the drafter.
+        context: of each layer, from `DraftNetwork.keys_and_values`.
+        mask: which context rows a block's rows see.
+        block: tokens of each block.
+    """
+
+    config: DFlashConfig
+    context: list[tuple[Float[Array, "batch tokens kv_heads head_dim"], ...]]
+    mask: Bool[Array, "batch queries tokens"]
+    block: int
+
+    def attend(
+        self,
+        layer: int,
+        q: Float[Array, "batch queries heads head_dim"],
+        k: Float[Array, "batch queries kv_heads head_dim"],
+        v: Float[Array, "batch queries kv_heads head_dim"],
+        positions: Int[Array, "batch queries"],
+    ) -> tuple[Float[Array, "batch queries heads head_dim"], "TrainingCache"]:
+        """Attend to context and own block; see `Cache`."""
+        rule = self.config.windows[layer], self.config.causal[layer]
+        keys, values = self.context[layer]
+        batch, length, heads, size = keys.shape
+        split = lambda x, *rest: x.reshape(batch, -1, self.block, *rest, size)
+        groups = q.shape[2] // heads
+        q, k, v = split(q, heads, groups), split(k, heads), split(v, heads)
+        before = jnp.einsum("banhgd,bthd->bhgant", q, keys)
+        own = jnp.einsum("banhgd,bamhd->bhganm", q, k)
+        at = jnp.arange(length)[None]
+        seen = self.mask & near(positions, at, *rule)
+        seen = seen.reshape(batch, 1, 1, -1, self.block, length)
+        at = positions.reshape(-1, self.block)
+        inside = near(at, at, *rule).reshape(batch, 1, 1, *k.shape[1:3], -1)
+        hide = lambda scores, seen: jnp.where(seen, scores, -jnp.inf)
+        scores = [hide(before, seen), hide(own, inside)]
+        scores = jnp.concatenate(scores, -1).astype(jnp.float32) * size**-0.5
+        weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+        mixed = jnp.einsum("bhgant,bthd->banhgd", weights[..., :length], values)
+        mixed += jnp.einsum("bhganm,bamhd->banhgd", weights[..., length:], v)
+        return mixed.reshape(*positions.shape, -1, size), self
 
 
 # %% [markdown]
@@ -701,18 +803,18 @@ def read_vocabulary(
         )
     vocabulary = jnp.asarray(tokens, jnp.int32)
     if "lm_head.weight" not in tensors:
-        return vocabulary, reduced_head(target, vocabulary)
+        return vocabulary, target_head(target, vocabulary)
     shape = (size, config.layers.hidden_size)
     head = read_parameter(tensors, {"lm_head.weight": shape})
     return vocabulary, jnp.asarray(head, dtype)
 
 
-def reduced_head(
-    target: Transformer, vocabulary: Int[Array, "draft_vocab"]
+def target_head(
+    target: Transformer, vocabulary: Int[Array, "draft_vocab"] | None
 ) -> Float[Array, "draft_vocab hidden"]:
-    """The rows of the target's head for some of its tokens."""
+    """The rows of the target's head for some of its tokens, or all."""
     head = target.embed_tokens if target.lm_head is None else target.lm_head
-    return head[...][vocabulary]
+    return head[...] if vocabulary is None else head[...][vocabulary]
 
 
 # %% tags=["export"]
@@ -871,5 +973,4 @@ def new_drafter(
     network = DraftNetwork(config, rngs=nnx.Rngs(seed))
     if vocabulary is None:
         return DFlash(network, block)
-    tokens = jnp.asarray(vocabulary, jnp.int32)
-    return DFlash(network, block, tokens, reduced_head(target, tokens))
+    return DFlash(network, block, jnp.asarray(vocabulary, jnp.int32))

@@ -23,6 +23,18 @@ if TYPE_CHECKING:
     from dflash_lite.flash_attention import tiled_attention
     from dflash_lite.paged_attention import PagedCache, PagedMemory, PagePool
     from dflash_lite.speculative import DraftModel, EarlyExit, PromptLookup, Replay
+    from dflash_lite.training import (
+        Batch,
+        Heads,
+        Learner,
+        Responses,
+        TrainSettings,
+        forecast,
+        read_metrics,
+        read_shards,
+        train,
+        write_responses,
+    )
     from dflash_lite.dflash import DFlash, load_drafter, save_drafter
     from dflash_lite.traces import (
         Trace,
@@ -52,6 +64,16 @@ __all__ = [
     "EarlyExit",
     "PromptLookup",
     "Replay",
+    "Batch",
+    "Heads",
+    "Learner",
+    "Responses",
+    "TrainSettings",
+    "forecast",
+    "read_metrics",
+    "read_shards",
+    "train",
+    "write_responses",
     "DFlash",
     "load_drafter",
     "save_drafter",
@@ -82,6 +104,16 @@ _MODULES = {
     "EarlyExit": "speculative",
     "PromptLookup": "speculative",
     "Replay": "speculative",
+    "Batch": "training",
+    "Heads": "training",
+    "Learner": "training",
+    "Responses": "training",
+    "TrainSettings": "training",
+    "forecast": "training",
+    "read_metrics": "training",
+    "read_shards": "training",
+    "train": "training",
+    "write_responses": "training",
     "DFlash": "dflash",
     "load_drafter": "dflash",
     "save_drafter": "dflash",

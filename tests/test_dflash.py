@@ -1,5 +1,6 @@
 """DFlash: the network is z-lab's, the cache holds what it should, checkpoints come back whole."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 from goldens import GOLDEN, read_golden
@@ -20,11 +22,21 @@ from dflash_lite.checkpoints import ModelConfig, UserError
 from dflash_lite.decoding import decode, generate, make_sampling, prefill
 from dflash_lite.paged_attention import PagedMemory
 from dflash_lite.speculative import distribution
+from dflash_lite.training import Batch, draw_anchors
 from dflash_lite.transformer import Transformer, attention
 
 DRAFTERS = GOLDEN / "drafters"
 NAMES = sorted(path.stem for path in DRAFTERS.glob("*.npz"))
 TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def a_quick_compiler():
+    """Most of this file's time is the compiler's, and its programs run for milliseconds."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def target_of(config, table=None, seed=0):
@@ -242,6 +254,167 @@ def test_chances_are_those_the_draft_was_drawn_from(pair, how):
             found = found[:, tokens]
         np.testing.assert_allclose(found, expected, atol=1e-6)
         np.testing.assert_allclose(found.sum(-1), 1, atol=1e-5)
+
+
+# Training sees what drafting sees
+
+def blocks_alone(drafter, target, batch, row, anchors):
+    """Hidden states of each block as decoding computes them, one anchor at a time."""
+    features = np.concatenate(batch.features, -1)[row : row + 1]
+    found = []
+    for anchor in anchors:
+        memory = drafter.begin(target, 1, batch.tokens.shape[1])
+        memory = observe(drafter, target, memory, features[:, :anchor], 0)
+        view = dflash.BlockCache(drafter.network.config, memory, jnp.array([anchor]))
+        positions = anchor + jnp.arange(drafter.block)[None]
+        x = drafter.embed(target, batch.tokens[row, anchor][None, None])
+        found.append(drafter.network(x, positions, view)[0])
+    return jnp.stack(found)
+
+
+def random_batch(drafter, target, rows=2, length=24, seed=0):
+    rng = np.random.default_rng(seed)
+    tokens = jnp.array(rng.integers(4, target.config.vocab_size, (rows, length)))
+    hidden = target.config.hidden_size
+    taps = rng.normal(size=(len(drafter.taps), rows, length, hidden)).astype(np.float32)
+    lengths = jnp.array(rng.integers(length - 5, length + 1, rows))
+    return Batch(tokens, lengths, jnp.full(rows, 5), tuple(map(jnp.array, taps)))
+
+
+def test_training_computes_what_drafting_computes(golden):
+    """Every layout of z-lab's: windows, causal layers, biases, scales."""
+    drafter, target, _ = golden
+    batch = random_batch(drafter, target)
+    anchors = jnp.array([[5, 9, 17], [6, 16, 18]])
+    found = drafter.blocks(target, batch, anchors, jnp.ones((2, 3), bool))
+    for row in range(2):
+        expected = np.asarray(blocks_alone(drafter, target, batch, row, anchors[row].tolist()))
+        assert_close(found[row], expected, f"row {row}")
+
+
+def test_a_block_learns_nothing_from_behind_its_anchor(golden):
+    """Other tokens and features there, and other blocks, leave its hidden states."""
+    drafter, target, _ = golden
+    batch = random_batch(drafter, target)
+    anchors, valid = jnp.array([[6, 10, 18]] * 2), jnp.ones((2, 3), bool)
+    before = drafter.blocks(target, batch, anchors, valid)
+    place = jnp.arange(24)
+    for n, anchor in enumerate((6, 10, 18)):
+        behind = batch._replace(
+            tokens=jnp.where(place > anchor, 5, batch.tokens),
+            features=tuple(jnp.where((place >= anchor)[:, None], 3.0, x) for x in batch.features),
+        )
+        after = drafter.blocks(target, behind, anchors, valid)
+        np.testing.assert_array_equal(before[:, n], after[:, n])
+        nearer = batch._replace(
+            features=tuple(x.at[:, anchor - 1].add(1.0) for x in batch.features)
+        )
+        after = drafter.blocks(target, nearer, anchors, valid)
+        assert (np.abs(np.asarray(after[:, n] - before[:, n])).max((1, 2)) > 1e-4).all()
+
+
+def test_the_loss_is_the_cross_entropy_of_the_slots(pair):
+    """Against a loop in float64 over anchors and slots, with and without a smaller head."""
+    model, _, drafter = pair
+    few = np.arange(0, model.config.vocab_size, 2)
+    for one in (drafter, dflash.DFlash(drafter.network, 4, jnp.array(few))):
+        one = dataclasses.replace(one, anchors=5)
+        batch = random_batch(one, model)
+        key = jax.vmap(jax.random.key)(jnp.arange(2))
+        loss, sums = one.loss(model, batch, key)
+        anchors, valid = draw_anchors(key, batch, 5)
+        total, weight, accepted = 0.0, 0.0, 0
+        for row in range(2):
+            hidden = blocks_alone(one, model, batch, row, anchors[row].tolist())
+            scores = np.asarray(one.logits(model, hidden), np.float64)
+            for n, anchor in enumerate(anchors[row].tolist()):
+                assert valid[row, n]
+                run = True
+                accepted += 1
+                for k in range(1, 4):
+                    if anchor + k >= batch.lengths[row]:
+                        break
+                    label, row_k = int(batch.tokens[row, anchor + k]), scores[n, k]
+                    index = label
+                    if len(row_k) == len(few):
+                        index = label // 2 if label % 2 == 0 else None
+                    run = run and index is not None and row_k.argmax() == index
+                    accepted += run
+                    if index is None:
+                        continue
+                    chance = row_k[index] - np.log(np.exp(row_k - row_k.max()).sum()) - row_k.max()
+                    share = np.exp(-(k - 1) / 2)
+                    total, weight = total - share * chance, weight + share
+        np.testing.assert_allclose(loss, total / weight, rtol=1e-4)
+        assert sums["accepted"] == accepted and sums["anchors"] == 10
+
+
+@pytest.fixture(scope="module")
+def trained(pair):
+    """A drafter that has learnt the target's texts, and these texts."""
+    model, _, _ = pair
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(4, 250, 8).tolist() for _ in range(12)]
+    answers = generate(model, pair[1], prompts, max_new_tokens=40)
+    texts = [p + a.tokens for p, a in zip(prompts, answers, strict=True)]
+    tokens = np.zeros((12, 64), np.int32)
+    for row, text in zip(tokens, texts, strict=True):
+        row[: len(text)] = text
+    drafter = dflash.new_drafter(model, 3, layers=2, block=6, seed=2)
+    lengths = jnp.array([len(text) for text in texts])
+    features = jax.jit(lambda t: model(t, taps=drafter.taps).taps)(tokens)
+    batch = Batch(jnp.array(tokens), lengths, jnp.full(12, 8), features)
+    drafter = dataclasses.replace(drafter, anchors=24)
+    transform = optax.adam(3e-3)
+
+    @jax.jit
+    def step(drafter, state, number):
+        keys = jax.vmap(lambda row: jax.random.fold_in(jax.random.key(number), row))(
+            jnp.arange(12)
+        )
+        loss = lambda drafter: drafter.loss(model, batch, keys)
+        (_, sums), slope = jax.value_and_grad(loss, has_aux=True)(drafter)
+        change, state = transform.update(slope, state)
+        return optax.apply_updates(drafter, change), state, sums
+
+    state, curve = transform.init(drafter), []
+    for number in range(150):
+        drafter, state, sums = step(drafter, state, number)
+        curve.append(float(sums["accepted"] / sums["anchors"]))
+    return drafter, batch, curve
+
+
+def test_acceptance_rises_with_training(trained):
+    assert trained[2][0] < 1.5 and trained[2][-1] > 3
+
+
+def test_decoding_accepts_what_training_counted(pair, trained):
+    """Step by step: the drafts of a text and how many of them are accepted are those that the
+    training's pass gives at the same anchor."""
+    model, _, _ = pair
+    drafter, batch, _ = trained
+    prompts = [batch.tokens[row, :8].tolist() for row in range(3)]
+    state, stops, sampling, mode = start(model, drafter, prompts, new=30)
+    total = 0
+    for _ in range(6):
+        anchors = (state.lengths - 1)[:, None]
+        texts = batch._replace(**{
+            name: jax.tree.map(lambda x: x[:3], getattr(batch, name)) for name in batch._fields
+        })
+        hidden = drafter.blocks(model, texts, anchors, jnp.ones((3, 1), bool))[:, 0, 1:]
+        drafts = np.asarray(drafter.logits(model, hidden).argmax(-1))
+        following = np.asarray(anchors) + np.arange(1, 6)
+        labels = np.take_along_axis(np.asarray(texts.tokens), following, axis=1)
+        room = np.asarray(state.limits - state.lengths)[:, None]
+        right = (drafts == labels) & (np.arange(1, 6) < room)
+        expected = np.cumprod(right, axis=1).sum(1)
+        running = ~np.asarray(state.done)
+        state = decode(model, state, stops, sampling, np.int32(1), mode, drafter)
+        last = state.progress.report.last
+        np.testing.assert_array_equal(np.asarray(last.drafts)[running], drafts[running])
+        np.testing.assert_array_equal(np.asarray(last.accepted)[running], expected[running])
+        total += expected[running].sum()
+    assert total > 20, "the drafter was not asked much"
 
 
 # Checkpoints
