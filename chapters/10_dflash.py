@@ -94,6 +94,19 @@ from dflash_lite.transformer import (
     rotation,
 )
 
+# %%
+import dataclasses
+
+import matplotlib.pyplot as plt
+import optax
+
+from dflash_lite.decoding import encode_prompt, generate
+from dflash_lite.exercises import check
+from dflash_lite.training import example_responses, read_features
+from dflash_lite.transformer import attention, load
+
+model, tokenizer = load("smollm2-135m")
+
 # %% [markdown]
 # ## What the target already knows
 #
@@ -131,9 +144,6 @@ assert default_taps(36, 5) == (1, 9, 17, 25, 33)  # Qwen3-4B
 assert default_taps(30, 3) == (1, 14, 27)  # SmolLM2, three layers
 
 # %% [markdown]
-# Python rounds halves to even numbers, and so do the published drafters: layer
-# 14 is 1 + 13, but a half would go up or down.
-#
 # ## The shape of a drafter
 #
 # Its layers are Qwen3's, whatever the target is. What is its own stands in
@@ -288,6 +298,18 @@ def unwrap(data: Mapping[str, Any]) -> dict[str, Any]:
     return {**layers, "dflash_config": own}
 
 
+# %%
+qwen3_4b = {
+    "vocab_size": 151936, "hidden_size": 2560, "intermediate_size": 9728,
+    "num_hidden_layers": 5, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 128,
+    "max_position_embeddings": 40960, "rope_theta": 1_000_000,
+    "block_size": 16, "num_target_layers": 36,
+    "dflash_config": {"mask_token_id": 151669},
+}  # fmt: skip
+published = read_config(qwen3_4b)
+print("taps", published.target_layer_ids, "windows", published.windows)
+
 # %% [markdown]
 # ## Two kinds of keys, one softmax
 #
@@ -330,6 +352,17 @@ def attend_to_parts(
     mixed = mixed.reshape(batch, kv_heads, queries, -1, size).swapaxes(1, 2)
     return mixed.reshape(q.shape)
 
+
+# %%
+draw_array = lambda seed, *shape: jax.random.normal(jax.random.key(seed), shape)
+q = draw_array(0, 1, 8, 9, 64)
+old, new = draw_array(1, 2, 1, 3, 40, 64), draw_array(2, 2, 1, 3, 8, 64)
+before = jnp.arange(40)[None, None] < jnp.full((1, 8, 1), 33)
+masks = before, jnp.ones((1, 8, 8), bool)
+both = attend_to_parts(q, [Part(*old, masks[0]), Part(*new, masks[1])])
+joined = (jnp.concatenate([a, b], axis=2) for a, b in zip(old, new))
+one = attention(q, *joined, jnp.concatenate(masks, axis=2))
+assert abs(both - one).max() < 1e-5
 
 # %% [markdown]
 # ## What a row may see
@@ -389,6 +422,16 @@ class BlockCache:
         block = Part(k.swapaxes(1, 2), v.swapaxes(1, 2), own)
         return attend_to_parts(q, [before, block]), self
 
+
+# %% mystnb={"image": {"alt": "Three masks side by side for a block of eight rows behind a context of twelve positions. Full: every row sees everything. Causal: inside the block each row sees up to itself. Sliding with a window of six: a diagonal band that leaves the early context out."}}
+rules = {"full": (None, False), "causal": (None, True), "sliding": (6, True)}
+fig, axes = plt.subplots(1, 3, figsize=(9, 2), sharey=True)
+rows = 12 + jnp.arange(8)[None]
+for ax, (name, rule) in zip(axes, rules.items()):
+    ax.imshow(near(rows, jnp.arange(20)[None], *rule)[0], cmap="cividis")
+    ax.axvline(11.5, color="white")
+    ax.set(title=name, xlabel="position of the key")
+_ = axes[0].set(ylabel="row of the block")
 
 # %% [markdown]
 # ## The network
@@ -472,6 +515,32 @@ def context_keys_values(
 
 
 # %% [markdown]
+# The published drafter of Qwen3-4B has this many parameters:
+
+# %%
+network = nnx.eval_shape(lambda: DraftNetwork(published, rngs=nnx.Rngs(0)))
+sizes = [x.size for x in jax.tree.leaves(nnx.state(network))]
+print(f"{sum(sizes):,}")
+assert sum(sizes) == 537_427_200
+
+# %% [markdown]
+# ### Positions
+#
+# A context row has the position of its token. The anchor's position is that of
+# the first place whose state the target has not computed, and the masks follow.
+# Context and block share no position: the anchor's own state does not exist
+# yet. A port that gave the block the positions of the last context rows would
+# run, and accept less.
+#
+# | place | 0 … n − 1 | n | n + 1 … |
+# |---|---|---|---|
+# | token | text | anchor | mask |
+# | state of the target | yes | not yet | no |
+# | in the drafter | key and value | query, key and value | the same |
+#
+# And slot k guesses the token *at* its own place, not the one behind it: a mask
+# is filled in. The anchor's output says nothing and is not used.
+#
 # ## The drafter
 #
 # It fits chapter 6's protocol. Its memory is a cache of context rows only:
@@ -974,3 +1043,34 @@ def new_drafter(
     if vocabulary is None:
         return DFlash(network, block)
     return DFlash(network, block, jnp.asarray(vocabulary, jnp.int32))
+
+
+# %% [markdown]
+# ## On the real model: one text by heart
+#
+# A drafter of one layer for SmolLM2. The mask token is one that no text of ours
+# contains; the head scores only the tokens that the answers contain.
+
+# %%
+responses = example_responses(model, tokenizer)
+texts = [responses.of(name).texts[0] for name in ("math", "code", "chat")]
+for text in texts:
+    print(repr(tokenizer.decode(text.tokens[text.start :].tolist()))[:70])
+
+# %%
+words = np.unique(np.concatenate([text.tokens for text in texts]))
+MASK = tokenizer.encode("<file_sep>", add_special_tokens=False)[0]
+assert MASK not in words
+drafter = new_drafter(model, MASK, layers=1, block=8, vocabulary=words)
+drafter = dataclasses.replace(drafter, anchors=32)
+print("taps", drafter.taps)
+
+# %%
+length = 128
+tokens = np.zeros((3, length), np.int32)
+for row, text in zip(tokens, texts):
+    row[: len(text.tokens)] = text.tokens[:length]
+lengths = jnp.array([min(len(text.tokens), length) for text in texts])
+starts = jnp.array([text.start for text in texts])
+features = read_features(model, jnp.array(tokens), drafter.taps)
+batch = Batch(jnp.array(tokens), lengths, starts, features)
