@@ -16,11 +16,12 @@ export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0
 export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES := 0
 # Colab's debugger warns about Python 3.13 at each kernel's start.
 export PYDEVD_DISABLE_FILE_VALIDATION := 1
-# as it was written: neither make nor the shell reads it
+# as they were written: neither make nor the shell reads them
 export DFLASH_LITE_PROMPT = $(value PROMPT)
+export DFLASH_LITE_URL = $(value URL)
 
-# $(call setup,folder,extras,Python versions,more options)
-setup = @python=$$(PYTHON='$(PYTHON)' VENV=$(1) sh tools/find_python.sh $(3)) && \
+# $(call setup,folder,extras,Python versions,more options); PYTHON reaches it as a variable
+setup = @python=$$(VENV=$(1) sh tools/find_python.sh $(3)) && \
 	"$$python" tools/setup.py $(1) --extras "$(2)" $(4)
 pytest = -m pytest -q -n 2 --dist loadfile
 elsewhere = --ignore tests/browser --ignore tests/tpu
@@ -112,4 +113,4 @@ bench: ## speed, beside other libraries
 
 address: ## change the repository's public address everywhere (URL=https://github.com/…)
 	$(call setup,.venv,test)
-	$(PY) tools/address.py "$(URL)"
+	$(PY) tools/address.py "$$DFLASH_LITE_URL"

@@ -21,6 +21,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from bench import peers, report
+from dflash_lite.benchmark import hardware
 
 ROOT = Path(__file__).resolve().parent.parent
 BENCH = ROOT / "bench"
@@ -82,20 +83,6 @@ def use_cores(count: int) -> int:
     chosen = [*cores.values(), *(c for c in allowed if c not in cores.values())][:count]
     os.sched_setaffinity(0, chosen)
     return len(chosen)
-
-
-def machine() -> dict:
-    """What the numbers were measured on; nothing that names the computer."""
-    name = platform.processor()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        lines = cpuinfo.read_text().splitlines()
-        name = next((x.split(":", 1)[1].strip() for x in lines if x.startswith("model name")), name)
-    elif sys.platform == "darwin":
-        ask = ["sysctl", "-n", "machdep.cpu.brand_string"]
-        name = subprocess.run(ask, capture_output=True, text=True).stdout.strip() or name
-    return {"processor": name or platform.machine(), "cores": os.cpu_count(),
-            "system": platform.system()}  # fmt: skip
 
 
 def float32_file() -> Path:
@@ -294,7 +281,7 @@ def main() -> int:
     results = {
         "complete": False,
         "date": datetime.date.today().isoformat(),
-        "machine": machine(),
+        "machine": hardware(),
         "versions": {
             "python": platform.python_version(), "dflash_lite": metadata.version("dflash_lite")
         },

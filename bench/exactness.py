@@ -2,9 +2,8 @@
 
     python -m bench.exactness [--prompts 60] [--tokens 256] [--model smollm2-135m]
 
-Greedy, float32. A difference is a near-tie if the logits of the two tokens, computed anew in one
-pass over what both texts share, are closer than 1e-3: float32 sums of other shapes differ by some
-1e-4. What follows a difference is another text and is not compared. A long run on two cores.
+Greedy, float32. A difference is a near-tie if both tokens are almost the best, by the rule of
+chapter 93. What follows a difference is another text and is not compared. A long run on two cores.
 """
 
 import argparse
@@ -19,45 +18,32 @@ from typing import Any
 import numpy as np
 
 from bench.report import EXACTNESS, RESULTS, grid, machine as where, write
-from dflash_lite.benchmark import first_difference
+from dflash_lite.benchmark import NEAR_TIE, first_difference, hardware, logit_gap, read_tasks
 
 AT_ONCE = 6  # prompts in a batch
 PAGE = 16
-NEAR = 1e-3  # of a logit
+LIMIT = NEAR_TIE["float32"]
 
 
 def prompts(count: int) -> list[str]:
     """The first prompts of each built-in set, in turns."""
-    text = (Path(__file__).resolve().parent.parent / "dflash_lite/prompts.jsonl").read_text("utf-8")
-    sets: dict[str, list[str]] = {}
-    for line in text.splitlines():
-        record = json.loads(line)
-        sets.setdefault(record["set"], []).append(record["prompt"])
-    turns = [prompt for group in zip(*sets.values(), strict=False) for prompt in group]
-    return turns[:count]
+    return [task.prompt for task in read_tasks(None, None)][:count]
 
 
-def margin(model: Any, shared: list[int], first: int, second: int) -> float:
-    """How far apart the logits of two tokens are behind the same text."""
-    import jax.numpy as jnp
-
-    hidden = model(jnp.array([shared])).hidden[:, -1]
-    logits = np.asarray(model.logits(hidden)[0], np.float64)
-    return float(abs(logits[first] - logits[second]))
-
-
-def compare(model: Any, ids: list[list[int]], plain: list, found: list, stop: int) -> dict:
+def compare(
+    model: Any, ids: list[list[int]], plain: list, found: list, stops: tuple[int, ...]
+) -> dict:
     """What differs from plain decoding."""
-    margins, compared = [], 0
+    gaps, compared = [], 0
     for prompt, a, b in zip(ids, plain, found, strict=True):
         at = first_difference(a, b)
         compared += len(a) if at is None else at + 1
         if at is not None:
-            tokens = [text[at] if at < len(text) else stop for text in (a, b)]
-            margins.append(margin(model, prompt + a[:at], *tokens))
+            tokens = [text[at] if at < len(text) else None for text in (a, b)]
+            gaps.append(logit_gap(model, prompt + a[:at], tokens, stops))
+    near = [gap for gap in gaps if gap is not None and gap < LIMIT]
     return {
-        "compared": compared, "differences": len(margins),
-        "near_ties": sum(m < NEAR for m in margins), "margins": margins,
+        "compared": compared, "differences": len(gaps), "near_ties": len(near), "gaps": gaps,
     }  # fmt: skip
 
 
@@ -67,7 +53,6 @@ def measure(name: str, count: int, new_tokens: int) -> dict:
     from tqdm import tqdm
 
     import dflash_lite
-    from bench.__main__ import machine
     from dflash_lite.decoding import encode_prompt, generate
 
     model, tokenizer = dflash_lite.load(name)
@@ -106,18 +91,18 @@ def measure(name: str, count: int, new_tokens: int) -> dict:
             )
             found[way, cache] += [answer.tokens for answer in answers]
             steps[way, cache] += answers[0].statistics.decode_steps
-    plain, stop = found["plain", "dense"], tokenizer.stop_ids[0]
+    plain, stops = found["plain", "dense"], tokenizer.stop_ids
     rows = [
         {"way": way, "cache": cache, "steps": steps[way, cache]}
-        | compare(model, ids, plain, found[way, cache], stop)
+        | compare(model, ids, plain, found[way, cache], stops)
         for way, cache in runs[1:]
     ]
     return {
-        "date": datetime.date.today().isoformat(), "machine": machine(),
+        "date": datetime.date.today().isoformat(), "machine": hardware(),
         "versions": {"python": platform.python_version()}
         | {n: metadata.version(n) for n in ("dflash_lite", "jax", "flax", "numpy")},
         "model": name, "prompts": len(ids), "new_tokens": new_tokens, "page": PAGE,
-        "device": jax.default_backend(), "near": NEAR, "tokens": sum(map(len, plain)),
+        "device": jax.default_backend(), "limit": LIMIT, "tokens": sum(map(len, plain)),
         "rows": rows,
     }  # fmt: skip
 
@@ -127,18 +112,20 @@ def table(results: dict) -> str:
     rows = [
         [row["way"], row["cache"], f"{row['compared']:,}", str(row["differences"]),
          str(row["near_ties"]),
-         f"{max(row['margins']):.1e}" if row["margins"] else ""]
+         f"{max(row['gaps']):.1e}" if row["gaps"] else ""]
         for row in results["rows"]
     ]  # fmt: skip
     header = ["drafter", "cache", "tokens compared", "differences", "of them near-ties",
-              "widest margin"]  # fmt: skip
+              "widest gap"]  # fmt: skip
     return "\n\n".join([
         f"{results['prompts']} prompts, at most {results['new_tokens']} tokens each, "
         f"{results['tokens']:,} tokens in all; greedy, float32, compared with plain decoding over "
         "a dense cache.",
         grid(header, rows),
-        f"A near-tie: the logits of the two tokens are closer than {results['near']:g}. What "
-        "follows a difference is another text and is not compared.",
+        "The gap is that between the best logit and the lower one of the two tokens, as a share of "
+        "the spread of all logits, computed anew in one pass over what both texts share. A "
+        f"near-tie: it is below {results['limit']:g}. What follows a difference is another text "
+        "and is not compared.",
         where(results),
     ])  # fmt: skip
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from bench.ratios import ratio, summary
 from bench.report import PAGING, RESULTS, grid, machine as where, number, spread, write
+from dflash_lite.benchmark import hardware
 
 ROWS, CONTEXT, SIZE, THREADS = 8, 512, 16, 2
 MANY = 64  # sequences whose pages are kept
@@ -154,9 +155,9 @@ def moved(model: Any, state: Any) -> float:
 
 def measure(rounds: int) -> dict:
     """The results of all rounds."""
-    from bench.__main__ import machine, rotate, use_cores
+    from bench.__main__ import rotate, use_cores
 
-    threads = use_cores(THREADS)
+    about, threads = hardware(), use_cores(THREADS)
     import jax
     from tqdm import tqdm
 
@@ -167,7 +168,7 @@ def measure(rounds: int) -> dict:
     row = 8 * (c := model.config).num_hidden_layers * c.num_key_value_heads * c.head_dim
     states = subjects(model)
     results = {
-        "date": datetime.date.today().isoformat(), "machine": machine(), "threads": threads,
+        "date": datetime.date.today().isoformat(), "machine": about, "threads": threads,
         "versions": {"python": platform.python_version()}
         | {n: metadata.version(n) for n in ("dflash_lite", "jax", "flax", "numpy")},
         "rows": ROWS, "context": CONTEXT, "page": SIZE, "many": MANY, "rounds": rounds,

@@ -21,6 +21,7 @@ import numpy as np
 
 from bench.ratios import Summary, ratio, summary
 from bench.report import RESULTS, SPECULATION, grid, machine as where, number, write
+from dflash_lite.benchmark import hardware, read_tasks
 
 BLOCK, THREADS = 8, 2
 SETS = ("copy", "math", "code", "chat")
@@ -31,10 +32,8 @@ PEER = "transformers"
 
 def prompts(count: int) -> list[tuple[str, str]]:
     """The first prompts of each built-in set: (set, prompt)."""
-    text = (Path(__file__).resolve().parent.parent / "dflash_lite/prompts.jsonl").read_text("utf-8")
-    records = [json.loads(line) for line in text.splitlines()]
-    return [(name, record["prompt"]) for name in SETS
-            for record in [r for r in records if r["set"] == name][:count]]  # fmt: skip
+    tasks = [task for task in read_tasks(None, None) if task.number < count]
+    return [(name, task.prompt) for name in SETS for task in tasks if task.set == name]
 
 
 class Passes:
@@ -127,9 +126,9 @@ def measure(rounds: int, new_tokens: int, count: int) -> dict:
     from dataclasses import replace
 
     from bench import peers
-    from bench.__main__ import Failed, Worker, float32_file, machine, rotate, use_cores
+    from bench.__main__ import Failed, Worker, float32_file, rotate, use_cores
 
-    threads = use_cores(THREADS)
+    about, threads = hardware(), use_cores(THREADS)
     from tqdm import tqdm
 
     import dflash_lite
@@ -140,7 +139,7 @@ def measure(rounds: int, new_tokens: int, count: int) -> dict:
     reason = peers.set_up().get(PEER, "unknown")
     peer = None if reason else Worker(peers.python(), "worker_transformers", float32_file())
     results: dict = {
-        "date": datetime.date.today().isoformat(), "machine": machine(), "threads": threads,
+        "date": datetime.date.today().isoformat(), "machine": about, "threads": threads,
         "versions": {"python": platform.python_version()}
         | {n: metadata.version(n) for n in ("dflash_lite", "jax", "flax", "numpy")},
         "block": BLOCK, "new_tokens": new_tokens, "rounds": rounds, "peer": reason,

@@ -1,30 +1,20 @@
 """Print what the TPU compiler says of attention with and without its table of scores.
 
-    python bench/tpu_bytes.py
+    .venv-tpu/bin/python -m bench.tpu_bytes
 
-Chapter 4 shows the numbers. It needs no TPU, but the TPU's compiler: `pip install "jax[tpu]"`
-beside the package, in an environment of its own.
+Chapter 4 shows the numbers. It needs no TPU, but the environment of `make tpu-check`.
 """
 
-import contextlib
-import os
-
-os.environ |= {
-    "TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-1",
-    "TPU_WORKER_HOSTNAMES": "localhost", "JAX_PLATFORMS": "cpu",
-}  # fmt: skip
+from tpu_check import compiler  # isort: split
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dflash_lite.flash_attention import flash_attention
 from dflash_lite.transformer import attention
+from tpu_check.functions import Work
 
-CHIP = topologies.get_topology_desc("v5e:1x1", "tpu", chips_per_host_bounds=(1, 1, 1))
-MESH = Mesh(np.array(CHIP.devices).reshape(1), ("x",))
+CHIP = "v5e"
 HEADS, KV_HEADS, SIZE = 9, 3, 64  # one layer of SmolLM2
 
 
@@ -39,29 +29,24 @@ def tiles(q, k, v):
     return flash_attention(q, k, v, jnp.zeros(1, jnp.int32), jnp.full(1, q.shape[1], jnp.int32))
 
 
-def compile_for_chip(function, n: int):
-    """The program for n tokens in bfloat16; the compiler's error where it refuses."""
-    shard = NamedSharding(MESH, PartitionSpec())
-    array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=shard)
-    use = getattr(jax.sharding, "use_abstract_mesh", lambda _: contextlib.nullcontext())
+def line(function, n: int) -> str:
+    """What the compiler says of n tokens in bfloat16, perhaps a refusal."""
+    array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
     keys = array(1, KV_HEADS, n, SIZE)
-    with use(MESH.abstract_mesh):
-        return jax.jit(function).lower(array(1, n, HEADS, SIZE), keys, keys).compile()
+    work = Work(jax.jit(function), (array(1, n, HEADS, SIZE), keys, keys), {}, 0, 0)
+    found = compiler.measure(work, CHIP)
+    if "refused" in found:
+        return f"refused: {found['refused'][:150]}"
+    kept = f"{found['temporaries'] / 1e6:,.0f} MB kept in HBM"
+    if function is tiles:  # a kernel's own traffic is not in the compiler's count
+        return kept
+    return f"{found['compiler']['bytes accessed'] / 1e6:,.0f} MB read and written, {kept}"
 
 
 def main() -> None:
     for n in (128, 512, 1024, 2048, 4096, 8192, 16384, 32768):
         for function in (table, tiles):
-            try:
-                program = compile_for_chip(function, n)
-            except jax.errors.JaxRuntimeError as error:
-                print(f"{n:6} {function.__name__}: refused: {str(error).splitlines()[0][:150]}")
-                continue
-            kept = program.memory_analysis().temp_size_in_bytes / 1e6
-            moved = program.cost_analysis()["bytes accessed"] / 1e6
-            # a kernel's own traffic is not in the compiler's count
-            count = f"{moved:,.0f} MB read and written, " if function is table else ""
-            print(f"{n:6} {function.__name__}: {count}{kept:,.0f} MB kept in HBM")
+            print(f"{n:6} {function.__name__}: {line(function, n)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@
 # attention and SwiGLU from their formulas, load real weights into them, look
 # inside the running model, and say where its parameters and bytes are.
 #
-# **Time.** 40 minutes to read and run, 30 minutes of exercises.
+# **Time.** 40 minutes to read and run, 25 minutes of exercises.
 
 # %% tags=["export"]
 import math

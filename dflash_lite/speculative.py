@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
 from dflash_lite.checkpoints import UserError
@@ -50,9 +51,10 @@ __all__ = [
     "Progress",
     "no_report",
     "add_verdict",
+    "check_block",
+    "check_draft",
     "Speculative",
     "as_drafter",
-    "check_block",
     "Replay",
     "PromptLookup",
     "draw",
@@ -72,7 +74,7 @@ class Draft(NamedTuple):
 
     tokens: Int[Array, "batch drafts"]
     counts: Int[Array, "batch"]  # the first so many are guesses
-    # what each was drawn from; None: the drafter was sure
+    # what each was drawn from, adding up to 1; None: the drafter was sure
     chances: Float[Array, "batch drafts vocab"] | None = None
 
 
@@ -302,11 +304,55 @@ def add_verdict(
     )
 
 
+def check_block(block: Any, model: Transformer | None = None) -> None:
+    """Refuse a block that is no whole number from 2 to the model's context."""
+    if type(block) is not int or block < 2:
+        raise UserError(
+            f"block is {block!r:.60}; expected a whole number of 2 or more: "
+            "the last token and the drafts behind it."
+        )
+    if model and block > model.config.max_position_embeddings:
+        raise UserError(
+            f"block is {block}; expected at most the model's context of "
+            f"{model.config.max_position_embeddings} tokens."
+        )
+
+
+def check_draft(found: Any, drafter: str, shape: tuple[int, int, int]) -> None:
+    """Refuse what is not a draft and a state.
+
+    Args:
+        drafter: its name, for messages.
+        shape: batch, drafts and vocabulary.
+
+    Raises:
+        UserError: it says which part is wrong.
+    """
+    pair = isinstance(found, tuple) and len(found) == 2
+    if not pair or not isinstance(found[0], Draft):
+        raise UserError(
+            f"{drafter}.draft returns {found!r:.60}; expected a Draft and the "
+            "state."
+        )
+    kinds = jnp.integer, jnp.integer, jnp.floating
+    sizes = shape[:2], shape[:1], shape
+    parts = zip(Draft._fields, found[0], sizes, kinds, strict=True)
+    for name, part, size, kind in parts:
+        if name == "chances" and part is None:
+            continue
+        part = jnp.asarray(part)
+        if part.shape != size or not jnp.issubdtype(part.dtype, kind):
+            raise UserError(
+                f"{drafter}.draft returns {name} of shape {part.shape} and "
+                f"type {part.dtype}; expected {size}, {kind.__name__}."
+            )
+
+
 class Speculative:
     """Base of all drafters: the step that drafts, verifies and accepts.
 
-    A subclass is a pytree with a field `block` and the method `draft`. It fits
-    the protocol `Drafter`.
+    A subclass is a pytree with a field `block` and the method `draft`;
+    `as_drafter` makes it one. It fits the protocol `Drafter`.
     """
 
     block: int  # tokens of a verification: the last one and the drafts
@@ -320,7 +366,23 @@ class Speculative:
         return self.block - 1
 
     def check(self, model: Transformer) -> None:
-        """Refuse a model that the drafter does not fit."""
+        """Refuse a model that the drafter does not fit.
+
+        Raises:
+            UserError: it says why.
+        """
+        name = type(self).__name__
+        if jax.tree_util.all_leaves([self]):
+            raise UserError(
+                f"{name} is no pytree; put @as_drafter(\"block\") above its "
+                "class, with the names of its other fields."
+            )
+        if type(self).draft is Speculative.draft:
+            raise UserError(
+                f"{name} has no method `draft`; expected one that returns a "
+                "Draft and the state."
+            )
+        check_block(self.block, model)
 
     def begin(self, model: Transformer, batch: int, capacity: int) -> Any:
         """The drafter's memory before a token is read."""
@@ -359,7 +421,12 @@ class Speculative:
     def draft(
         self, model: Transformer, state: State, sampling: Sampling, mode: str
     ) -> tuple[Draft, State]:
-        """Guess; the state may have other memory and other rows of cache."""
+        """Guess; the state may have other memory and other rows of cache.
+
+        Returns:
+            Tokens (batch, drafts) and how many of each row count, and the
+            state.
+        """
         raise NotImplementedError
 
     def step(
@@ -371,10 +438,14 @@ class Speculative:
         mode: str,
     ) -> State:
         """Draft and verify once: from one token more to `block`."""
-        draft, state = self.draft(model, state, sampling, mode)
+        found = self.draft(model, state, sampling, mode)
+        shape = len(state.tokens), self.drafts, model.config.vocab_size
+        check_draft(found, type(self).__name__, shape)
+        draft, state = found
+        tokens = jnp.asarray(draft.tokens, jnp.int32)
         room = jnp.where(state.done, 0, state.limits - state.lengths - 1)
         counts = jnp.clip(draft.counts, 0, jnp.minimum(room, self.drafts))
-        draft = draft._replace(counts=counts)
+        draft = draft._replace(tokens=tokens, counts=counts.astype(jnp.int32))
         verify_in = functools.partial(
             self.verify, model, draft, stops, sampling, mode
         )
@@ -435,15 +506,6 @@ def as_drafter(*meta: str, data: tuple[str, ...] = ()) -> Any:
     return make
 
 
-def check_block(block: Any) -> None:
-    """Refuse a block that is no whole number from 2 on."""
-    if type(block) is not int or block < 2:
-        raise UserError(
-            f"block is {block!r:.60}; expected a whole number of 2 or more: "
-            "the last token and the drafts behind it."
-        )
-
-
 @as_drafter("block", data=("answers", "share"))
 class Replay(Speculative):
     """Drafts a known answer: the perfect drafter, or one as good as you like.
@@ -451,7 +513,8 @@ class Replay(Speculative):
     Args:
         answers: prompts and answers, at their positions; −1 where unknown.
         block: tokens of a verification, one more than there are drafts.
-        share: of the drafts, so many are right; the others are one too high.
+        share: of the drafts, so many are right, from 0 to 1; the others are
+            one too high.
     """
 
     answers: Int[Array, "batch capacity"]
@@ -460,6 +523,28 @@ class Replay(Speculative):
 
     def __post_init__(self) -> None:
         check_block(self.block)
+
+    def check(self, model: Transformer) -> None:
+        """Refuse a table that is none, and a share that is none."""
+        super().check(model)
+        table, share = np.asarray(self.answers), np.asarray(self.share)
+        if table.ndim != 2 or not np.issubdtype(table.dtype, np.integer):
+            raise UserError(
+                f"answers has the shape {table.shape} and the type "
+                f"{table.dtype}; expected token ids, a row for each text."
+            )
+        if share.shape or share.dtype.kind not in "if" or not 0 <= share <= 1:
+            raise UserError(
+                f"share is {self.share!r:.60}; expected a number from 0 to 1."
+            )
+
+    def begin(self, model: Transformer, batch: int, capacity: int) -> None:
+        """No memory; but each text needs its answer."""
+        if len(self.answers) != batch:
+            raise UserError(
+                f"answers has {len(self.answers)} rows for {batch} texts; "
+                "expected a row for each."
+            )
 
     def draft(
         self, model: Transformer, state: State, sampling: Sampling, mode: str
@@ -491,7 +576,7 @@ class PromptLookup(Speculative):
         block: tokens of a verification, one more than there are drafts.
         least: tokens that must agree; with fewer it drafts nothing.
         most: of earlier places, the latest with the longest agreement up to
-            this is taken.
+            this is taken; at most 64, since each costs a comparison.
 
     Source: prompt lookup decoding (Saxena 2023).
     """
@@ -504,10 +589,10 @@ class PromptLookup(Speculative):
     def __post_init__(self) -> None:
         check_block(self.block)
         whole = all(type(n) is int for n in (self.least, self.most))
-        if not whole or not 1 <= self.least <= self.most:
+        if not whole or not 1 <= self.least <= self.most <= 64:
             raise UserError(
                 f"least is {self.least!r:.20} and most is {self.most!r:.20}; "
-                "expected whole numbers with 1 ≤ least ≤ most."
+                "expected whole numbers with 1 ≤ least ≤ most ≤ 64."
             )
 
     def draft(
@@ -613,6 +698,12 @@ class DraftModel(Speculative):
 
     def check(self, model: Transformer) -> None:
         """Refuse a model with another vocabulary."""
+        super().check(model)
+        if not isinstance(self.model, Transformer):
+            raise UserError(
+                f"The draft model is {self.model!r:.60}; expected a model, the "
+                "first of the two that dflash_lite.load returns."
+            )
         ours, theirs = self.model.config, model.config
         if ours.vocab_size != theirs.vocab_size:
             raise UserError(
@@ -672,6 +763,7 @@ class EarlyExit(Speculative):
 
     def check(self, model: Transformer) -> None:
         """Refuse a model that has no more layers than are to run."""
+        super().check(model)
         count = model.config.num_hidden_layers
         if type(self.layers) is not int or not 1 <= self.layers < count:
             raise UserError(

@@ -3,8 +3,10 @@
 import copy
 import json
 import sys
+from types import SimpleNamespace
 
 import gguf
+import jax
 import numpy as np
 import pytest
 
@@ -19,6 +21,7 @@ from bench import (
     speculation,
 )
 from bench.__main__ import rotate
+from dflash_lite import benchmark
 
 
 def test_ratios_are_taken_within_a_round():
@@ -303,24 +306,32 @@ def test_a_page_shows_each_table_in_its_place(site):
 # Speculative decoding
 
 
+@jax.tree_util.register_static
 class TwoTokens:
     """Every text goes on with token 3, at a logit of 9, just before token 5."""
 
-    class Output:
-        hidden = np.zeros((1, 1, 1))
-
     def __call__(self, tokens):
-        return self.Output
+        return SimpleNamespace(hidden=np.zeros((*tokens.shape, 1)))
 
     def logits(self, hidden):
-        return np.array([[0.0, 1.0, 2.0, 9.0, 3.0, 8.9995]])
+        return np.array([[0.0, 1.0, 2.0, 9.0, 3.0, 8.9999]])
 
 
 def test_a_difference_is_a_near_tie_or_not():
     plain, found = [[1, 2, 3, 4], [1, 3, 2], [1, 2], [1]], [[1, 2, 5, 9], [1, 4, 2], [1, 2], [1, 3]]
-    about = exactness.compare(TwoTokens(), [[7]] * 4, plain, found, 5)
+    about = exactness.compare(TwoTokens(), [[7]] * 4, plain, found, (5, 4))
     assert (about["compared"], about["differences"], about["near_ties"]) == (3 + 2 + 2 + 2, 3, 2)
-    np.testing.assert_allclose(about["margins"], [0.0005, 6.0, 0.0005])
+    np.testing.assert_allclose(about["gaps"], [0.0001 / 9, 6 / 9, 0.0001 / 9])
+
+
+def test_the_benchmarks_read_the_prompts_of_the_package():
+    """One reader for all: the sets in turn, and the first of each set."""
+    tasks = benchmark.read_tasks(None, None)
+    assert exactness.prompts(5) == [task.prompt for task in tasks[:5]]
+    assert len({task.set for task in tasks[:4]}) == 4
+    chosen = speculation.prompts(2)
+    assert [name for name, _ in chosen] == [x for x in speculation.SETS for _ in range(2)]
+    assert chosen[:2] == [("copy", t.prompt) for t in tasks if t.set == "copy"][:2]
 
 
 def test_where_texts_part():
@@ -331,11 +342,12 @@ def test_where_texts_part():
 
 def test_the_table_of_differences():
     row = {"way": "prompt lookup", "cache": "pages", "steps": 5, "compared": 12345,
-           "differences": 2, "near_ties": 1, "margins": [2e-4, 0.5]}  # fmt: skip
-    made_up = MADE_UP | {"prompts": 60, "new_tokens": 256, "tokens": 15000, "near": 1e-3,
+           "differences": 2, "near_ties": 1, "gaps": [2e-6, 0.5]}  # fmt: skip
+    made_up = MADE_UP | {"prompts": 60, "new_tokens": 256, "tokens": 15000, "limit": 3e-5,
                          "rows": [row]}  # fmt: skip
     found = exactness.table(made_up)
     assert rows(found)[2] == ["prompt lookup", "pages", "12,345", "2", "1", "5.0e-01"]
+    assert "below 3e-05" in found and "share" in found
 
 
 def speculated(peer=""):

@@ -133,8 +133,9 @@ def test_drafters_by_name(pair):
         ("early-exit:3", "from 1 to 1"),
         ("lookup:0", "least is 0"),
         ("lookup:x", "lookup:3"),
-        ("replay:2", "a share up to 1"),
-        ("replay:nan", "a share up to 1"),
+        ("replay:2", "share is 2.0; expected a number from 0 to 1"),
+        ("replay:nan", "share is nan"),
+        ("lookup:65", "most ≤ 64"),
     ],
 )
 def test_a_wrong_drafter_gets_one_line(pair, name, words):
@@ -148,6 +149,12 @@ def test_a_drafter_that_does_not_fit_is_left_out_unless_asked_for(tmp_path):
     assert list(benchmark.make_drafters(None, model, 4)) == ["lookup", "replay"]
     with pytest.raises(dflash_lite.UserError, match="the model has 1"):
         benchmark.make_drafters(["early-exit"], model, 4)
+
+
+@pytest.mark.parametrize("names", [None, ["lookup"]])
+def test_a_block_beyond_the_context_leaves_no_drafter_out_in_silence(pair, names):
+    with pytest.raises(dflash_lite.UserError, match="block is 2049; expected at most .* 2048 tok"):
+        benchmark.make_drafters(names, pair[0], 2049)
 
 
 # Prompts
@@ -385,6 +392,26 @@ def test_a_wrong_token_is_no_near_tie_and_a_tie_is_one(pair):
         assert tied.compare(ids, [plain[0]], [twin])["near_tie"]
 
 
+@pytest.mark.parametrize("gap, dtype, tie", [
+    (1e-5, "float32", True), (1e-4, "float32", False), (1e-4, "bfloat16", True),
+    (0.05, "bfloat16", False), (None, "float32", False),
+])  # fmt: skip
+def test_the_limit_of_a_near_tie_is_near(pair, folder, monkeypatch, gap, dtype, tie):
+    """Float32's rounding moves logits by some millionths of their spread."""
+    monkeypatch.setattr(benchmark, "logit_gap", lambda *_: gap)
+    bench = Bench(*dflash_lite.load(folder, dtype), {}, 4)
+    assert bench.compare([1], [2], [3]) == {"position": 0, "gap": gap, "near_tie": tie}
+
+
+def test_rounding_alone_is_a_near_tie(pair):
+    """The same tokens in a pass over few and in one over many."""
+    model, _ = pair
+    ids = np.random.default_rng(0).integers(0, 200, (1, 60))
+    many, few = (np.asarray(model.logits(model(x).hidden)[0]) for x in (ids, ids[:, :7]))
+    moved = np.abs(many[:7] - few).max(-1) / np.ptp(many[:7], axis=-1)
+    assert moved.max() < benchmark.NEAR_TIE["float32"]
+
+
 def test_mismatches_are_found_and_told_apart(pair, monkeypatch):
     bench = make_bench(pair, names=["lookup"], tasks=0)
     ask = Bench.ask
@@ -537,7 +564,8 @@ def test_bench_of_single_tokens_ends_well(pair):
 
 KEYS = (
     "mode set prompts runs tokens_per_second speedup speedup_low speedup_high "
-    "acceptance_length accepted_by_position draft_ms verify_ms compile_seconds mismatches near_ties"
+    "predicted acceptance_length accepted_by_position draft_ms verify_ms compile_seconds "
+    "mismatches near_ties"
 ).split()
 
 
@@ -587,6 +615,53 @@ def test_the_table_is_what_the_file_says(benched):
     assert "| replay |" in table[-1] and "100 100 100" in table[-1]
     for word in ("bonus counted", "near-ties", "95% bootstrap", "greedy"):
         assert word in benched[0]
+
+
+def test_the_law_is_that_of_the_costs():
+    """100 tokens at 20 ms each; 40 steps, half of which draft and verify for 30 + 5 ms."""
+    plain = [{"seconds": 1.0, "steps": 50, "tokens": 50, "drafted": []}] * 2
+    runs = [{"steps": 25, "tokens": 60, "drafted": [20, 9]}, {"steps": 15, "tokens": 40,
+                                                              "drafted": []}]  # fmt: skip
+    law = lambda *ms: benchmark.predicted(plain, runs, *ms)
+    assert law(30, 5) == pytest.approx(100 * 20 / (20 * 20 + 20 * 30 + 40 * 5))
+    assert law(30, -5) == law(30, 0) == pytest.approx(100 * 20 / (20 * 20 + 20 * 30))
+    assert law(None, 5) is law(30, None) is None
+    assert benchmark.predicted(plain, [], 30, 5) is benchmark.predicted([], runs, 30, 5) is None
+
+
+def test_what_is_always_drafted_is_predicted_by_the_law_of_chapter_6():
+    plain = [{"seconds": 2.0, "steps": 100, "tokens": 100, "drafted": []}]
+    runs = [{"steps": 32, "tokens": 62, "drafted": [32, 32, 32, 32]}]  # 1 + 1/2 + … + 1/16 a step
+    expected = speculative.predicted_speedup(0.5, 4, verify=30 / 20, draft=5 / 20)
+    assert benchmark.predicted(plain, runs, 30, 5) == pytest.approx(expected)
+
+
+def test_the_prediction_stands_beside_what_was_measured(benched):
+    results = json.loads(benched[1].read_text())
+    for entry in results["results"]:
+        assert (entry["predicted"] is None) == (entry["mode"] == "plain")
+    heads, _, *rows = [[cell.strip() for cell in line.split("|")] for line in lines(benched[0])
+                       if line.startswith("|")]  # fmt: skip
+    at = heads.index("predicted")
+    assert heads[at - 1] == "speedup (95%)"
+    shown = [row[at] for row in rows]
+    assert shown == [benchmark.shown(entry["predicted"]) for entry in results["results"]]
+
+
+def test_the_machine_is_described_once(monkeypatch):
+    """With a Mac's way to its processor's name; and without any."""
+    about = benchmark.machine()
+    assert {name: about[name] for name in ("processor", "cores", "system")} == benchmark.hardware()
+
+    def missing(*_, **__):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    answer = lambda *_, **__: subprocess.CompletedProcess([], 0, "Apple M1\n")
+    monkeypatch.setattr(subprocess, "run", answer)
+    assert benchmark.processor() == "Apple M1"
+    monkeypatch.setattr(subprocess, "run", missing)
+    assert benchmark.processor()
 
 
 def test_one_set_needs_no_row_for_all_sets():
@@ -678,6 +753,9 @@ def test_an_unwritable_file_gets_one_line(tmp_path, name, words):
         (["--json", "/"], "no file that could be replaced"),
         (["--json", "/nowhere/x.json"], "no folder /nowhere"),
         (["--plot", "x.txt"], "ends in .png"),
+        (["--json", "x.svg", "--plot", "x.svg"], "--json and --plot both name"),
+        (["--block", "9999"], "at most the model's context"),
+        (["--prompts", "/dev/zero"], "is larger than"),
     ],
 )
 def test_a_mistake_gets_one_line_before_anything_is_measured(
@@ -812,6 +890,36 @@ def test_a_table_of_the_usual_block_fits_a_terminal():
         Console(file=shown, width=80).print(benchmark.compare_table([entry] * 2))
         rows = [line for line in lines(shown.getvalue()) if line.strip()]
     assert len(rows) == 4 and all(len(row) <= 80 for row in rows)
+
+
+def test_compare_says_why_a_drawn_text_is_another(run, folder):
+    ended = run("compare", "--model", folder, "--max-new-tokens", "24", "--temperature", "2",
+                "--drafters", "early-exit", "ab ab")
+    assert lines(ended.stdout)[-1].split()[-1] == "other"
+    _, why = lines(ended.stderr)
+    assert why.startswith("Other: a drafter that draws")
+
+
+def test_compare_ends_a_closed_pipe_as_every_command_does(environment, folder):
+    command = [*COMMAND, "compare", "--model", folder, "--drafters", "lookup",
+               "--max-new-tokens", "4", "ab ab"]  # fmt: skip
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)  # fmt: skip
+    process.stdout.close()
+    assert process.stderr.read() == "" and process.wait(PATIENCE) == 141
+    process.stderr.close()
+
+
+def test_a_narrow_terminal_loses_no_number(capsys):
+    entry = {"mode": "early-exit", "finish_reason": "stop", "tokens_per_second": 1234.5,
+             "ratio": 1.25, "acceptance_length": 2.5, "accepted_by_position": [1.0] * 15,
+             "same_text": True}  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "20")
+        benchmark.show_comparison([entry], benchmark.Settings(), 16, False)
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert all(word in shown.split() for word in ("early-exit", "1234.5", "1.25", "2.50", "same"))
 
 
 def test_compare_json(run, folder):

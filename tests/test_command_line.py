@@ -23,7 +23,7 @@ import tokenizers
 from safetensors.numpy import save_file
 
 import dflash_lite
-from dflash_lite import command_line, decoding
+from dflash_lite import checkpoints, command_line, decoding
 from dflash_lite.checkpoints import PACKAGED, fetch
 
 COMMAND = str(Path(sys.executable).with_name("dflash-lite"))
@@ -688,6 +688,21 @@ def test_doctor_finds_a_cache_that_is_no_folder(run, tmp_path):
     (tmp_path / "file").write_text("")
     shown = run("doctor", DFLASH_LITE_CACHE=str(tmp_path / "file" / "cache"))
     assert shown.returncode == 1 and "not writable" in shown.stdout
+
+
+def test_a_file_that_cannot_be_read_is_a_finding(monkeypatch, tmp_path):
+    """Of another user, say; and a file that vanishes while its bytes are counted."""
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / PACKAGED["smollm2-135m"].name).write_bytes(b"12345")
+    (tmp_path / "gone").symlink_to(tmp_path / "gone")
+    monkeypatch.setenv("DFLASH_LITE_CACHE", str(tmp_path))
+    monkeypatch.setattr(checkpoints, "is_intact", refuse)
+    found = command_line.cache()
+    assert found["models"] == {"smollm2-135m": "not readable"} and found["used"] == 5
+    (problem,) = command_line.shortages(found | {"free": 10**12}, None)
+    assert "not readable" in problem.what and "DFLASH_LITE_CACHE" in problem.remedy
 
 
 def test_unmet_requirements_are_named_with_a_remedy():

@@ -557,7 +557,13 @@ def test_a_folder_that_may_only_be_read_is_enough(quick, settings, cache):
 
 def test_a_cache_folder_that_is_a_file(quick, cache):
     cache.write_text("not a folder")
-    with pytest.raises(UserError, match="cache"):
+    with pytest.raises(UserError, match="cache.*Set DFLASH_LITE_CACHE to a folder"):
+        fetch("tiny")
+
+
+def test_a_cache_folder_that_cannot_be(quick, settings):
+    settings.setenv("DFLASH_LITE_CACHE", "/dev/null/cache")
+    with pytest.raises(UserError, match="Not a directory.*Set DFLASH_LITE_CACHE to a folder"):
         fetch("tiny")
 
 

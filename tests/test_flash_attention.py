@@ -109,9 +109,24 @@ def test_nan_behind_the_length_stays_there(function):
     q, k, v = arrays(3, 1, 4, 300)
     whole = function(q, k, v, jnp.array([96]), jnp.array([100]))
     k, v = (x.at[:, :, 100:].set(jnp.nan) for x in (k, v))
-    if function is tiled_attention:  # caches hold numbers; only the kernel reads beyond arrays
-        k, v = (jnp.nan_to_num(x, nan=7.0) for x in (k, v))
     np.testing.assert_array_equal(function(q, k, v, jnp.array([96]), jnp.array([100])), whole)
+
+
+def test_nan_behind_the_length_reaches_no_gradient():
+    q, k, v = arrays(3, 1, 4, 300)
+    loss = lambda *x: tiled_attention(*x, jnp.array([96]), jnp.array([100]), tile=64).sum()
+    gradient = jax.grad(loss, (0, 1, 2))
+    whole = gradient(q, k, v)
+    k, v = (x.at[:, :, 100:].set(jnp.nan) for x in (k, v))
+    for found, expected in zip(gradient(q, k, v), whole, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_no_more_keys_count_than_there_are(function):
+    """Without a causal mask, what pads the last tile would be seen."""
+    q, k, v = arrays(9, 1, 4, 50)
+    found = (function(q, k, v, jnp.array([46]), jnp.array([n]), causal=False) for n in (50, 99))
+    np.testing.assert_array_equal(*found)
 
 
 def test_the_future_does_not_matter(function):

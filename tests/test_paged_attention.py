@@ -1,5 +1,6 @@
 """Pages: none is lost or used twice, and what is read through them is what was written."""
 
+import itertools
 from collections import Counter
 
 import jax
@@ -18,7 +19,7 @@ from hypothesis.stateful import (
 from jax.experimental.pallas import tpu as pltpu
 
 import dflash_lite
-from dflash_lite import UserError
+from dflash_lite import UserError, paged_attention as pages_module
 from dflash_lite.decoding import (
     COMPILE_CLOCK,
     DenseBatch,
@@ -222,6 +223,22 @@ def test_a_found_page_waits_anew():
     pool.pages.share(first)
     pool.pages.give_back(first)
     assert list(pool.pages.waiting)[-1] == first
+
+
+def test_a_page_that_is_written_anew_cannot_be_found_by_its_old_content():
+    """A fork was cut back while its page had two users, and is now the only one."""
+    pool = PagePool(8, 4)
+    old = filled(pool, [1, 2, 3, 4, 5])
+    fork = pool.fork(old)
+    pool.truncate(fork, 2)
+    pool.release(old)
+    assert len(pool.find([1, 2, 3, 4, 5])) == 1, "until somebody writes, it is still there"
+    pool.reserve(fork, 4)
+    assert pool.find([1, 2, 3, 4, 5]) == []
+    pool.commit(fork, [8, 9])
+    assert len(pool.find([1, 2, 8, 9, 5])) == 1
+    pool.release(fork)
+    assert pool.pages.available == 8 and len(pool.pages.waiting) == 1
 
 
 @pytest.mark.parametrize("count, size", [(0, 4), (4, 0), (-1, 1), (2.5, 4), (True, 4), ("8", 4)])
@@ -461,6 +478,80 @@ def test_an_abandoned_run_gives_its_pages_back(model):
     assert memory.pool.pages.available == 16
     prompts = prompts_of(8, 30)
     assert over_pages(memory, prompts) == over_dense(model, prompts)
+
+
+@pytest.mark.parametrize("where", ["read_pages", "look"])
+def test_a_call_that_is_interrupted_leaves_a_memory_that_works(model, monkeypatch, where):
+    """Its arrays were given to a program, or the wait for it was cut short."""
+    memory, prompts = PagedMemory(model, pages=16, size=8), prompts_of(8, 30)
+    over_pages(memory, prompts)
+    plain = getattr(pages_module, where)
+
+    def interrupted(*arguments, **options):
+        plain(*arguments, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pages_module, where, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        over_pages(memory, prompts_of(9, 25))
+    monkeypatch.undo()
+    assert memory.pool.pages.available == 16
+    lost = where == "read_pages"
+    assert bool(memory.pool.find(prompts[0])) != lost, "what is gone is not found"
+    assert over_pages(memory, prompts) == over_dense(model, prompts)
+
+
+def test_a_stream_whose_pages_were_lost_says_so(model, monkeypatch):
+    memory = PagedMemory(model, pages=32, size=8)
+    parts = ((0.0, None, None, 0), 4, Statistics(), None, memory.batch)
+    slow = run(model, prompts_of(8, 20), 60, (-1,), *parts)
+    next(slow)
+    plain = pages_module.read_pages
+    monkeypatch.setattr(pages_module, "read_pages", lambda *a: plain(*a) and 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        over_pages(memory, prompts_of(9, 25))
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="is gone.*interrupted.*Start again"):
+        next(slow)
+    assert memory.pool.pages.available == 32
+    assert over_pages(memory, prompts_of(8, 20)) == over_dense(model, prompts_of(8, 20))
+
+
+def test_two_streams_take_turns_in_one_memory(model):
+    memory = PagedMemory(model, pages=32, size=8)
+    prompts = prompts_of(8, 20, 33)
+    parts = ((0.0, None, None, 0), 4, Statistics(), None, memory.batch)
+    streams = [run(model, [prompt], 20, tuple(STOPS.tolist()), *parts) for prompt in prompts]
+    last = list(itertools.zip_longest(*streams))
+    for row, (prompt, expected) in enumerate(zip(prompts, over_dense(model, prompts))):
+        seen = [turn[row][0] for turn in last if turn[row] is not None][-1]
+        assert seen.tokens[0, len(prompt) : seen.lengths[0]].tolist() == expected
+    assert memory.pool.pages.available == 32
+
+
+def test_a_call_in_the_middle_of_another_is_refused(model):
+    """As a second thread would make it."""
+    memory = PagedMemory(model, pages=32, size=8)
+    first = memory.batch(model, prompts_of(8, 20), [40])
+    first.make_room([20], 0)
+    with pytest.raises(UserError, match="Another call computes.*one at a time"):
+        over_pages(memory, prompts_of(9, 25))
+    first.release()
+    assert memory.pool.pages.available == 32
+    assert over_pages(memory, prompts_of(8, 20)) == over_dense(model, prompts_of(8, 20))
+
+
+@pytest.mark.parametrize(
+    "pages, size, reader, message",
+    [
+        (8, 8, "array", "reader is 'array'.*'kernel', 'simulated', 'arrays'"),
+        (8, 10**12, None, "8 pages of 1000000000000 tokens.*ask for fewer"),
+        (0, 8, None, "pool of 0 pages"),
+    ],
+)
+def test_a_memory_that_cannot_be_is_refused(model, pages, size, reader, message):
+    with pytest.raises(UserError, match=message):
+        PagedMemory(model, pages, size, reader)
 
 
 def test_positions_without_a_page_are_dropped(model):

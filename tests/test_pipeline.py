@@ -19,7 +19,7 @@ import address
 import notebooks
 import student
 import tangle
-from chapters import Problem, chapter_paths, read_chapter
+from chapters import Problem, chapter_paths, read_chapter, run_tool
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -474,6 +474,8 @@ BROKEN = [
     ("# # 2. Ranking", "# Ranking", "# Ranking", "the first cell has a title"),
     ("# Which word is the most common?\n", "", "# # 2. Ranking", "the first cell has a title"),
     ('["exercise"]', '["exercise", "export"]', "def rare(text):", "an exercise is not exported"),
+    ("# %% [markdown]\n# # 2.", '# %% [markdown] tags=["export"]\n# # 2.', "# # 2. Ranking",
+     "an exported cell holds code"),
     ("\n# %% [markdown]\n# # 2.", "\nx = 1\n# %% [markdown]\n# # 2.", "# ---", "first `# %%` line"),
 ]
 
@@ -869,6 +871,25 @@ def test_a_chapter_that_is_no_text(project):
         read_chapter(path, project)
 
 
+def test_a_header_that_is_no_yaml(project):
+    path = project / "chapters" / "02_ranking.py"
+    edit(path, "module: ranking", "module: [")
+    with pytest.raises(Problem, match="02_ranking.py:1: it cannot be read"):
+        read_chapter(path, project)
+
+
+@pytest.mark.parametrize("error, code, line", [
+    (OSError(28, "No space left", "a.py"), 2, "[Errno 28] No space left: 'a.py'"),
+    (KeyboardInterrupt(), 130, "Interrupted; what is written is whole."),
+])  # fmt: skip
+def test_a_tool_that_cannot_go_on_says_so_in_one_line(capsys, error, code, line):
+    def main():
+        raise error
+
+    assert run_tool(main) == code
+    assert capsys.readouterr().err.strip() == line
+
+
 @pytest.mark.parametrize("make", [
     lambda project: tangle.main([], project),
     lambda project: notebooks.main(["02"], project),
@@ -1136,3 +1157,23 @@ def test_a_new_address_that_was_stopped_goes_on(project, monkeypatch, capsys):
     (project / "z.md").write_text("https://github.com/dflash-lite/dflash_lite")
     assert address.main(["https://github.com/a/b"], project) == 0
     assert {p.read_text() for p in project.glob("*.md")} == {"https://github.com/a/b"}
+
+
+# Pages
+# -----
+
+
+def test_every_page_says_the_same_of_a_chapters_time():
+    """Its exercises, its lead, the README's sum, and instructors' table, without appendices."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+    instructors = (ROOT / "book" / "instructors.md").read_text("utf-8")
+    said = r"\*\*Time[.:]\*\* (\d+) minutes(?: to read and run, (\d+) minutes of exercises)?"
+    for path in chapter_paths():
+        text = path.read_text("utf-8").replace("\n# ", " ")
+        read, work = (int(n or 0) for n in re.search(said, text).groups())
+        assert sum(map(int, re.findall(r"\((\d+) minutes\)", text))) == work, path.name
+        row = rf"\(chapters/{path.name}\) \|[^|]+\|[^|]+\| {read + work} \|"
+        assert re.search(row, readme), path.name
+        if path.name < "90":
+            row = rf"^\| {int(path.name[:2])}\. [^|]+\| {read} min \| {work} min \|$"
+            assert re.search(row, instructors, re.M), path.name

@@ -109,6 +109,7 @@ def test_no_python_is_said_in_one_line(find):
 
 @pytest.mark.parametrize("text, says", [
     (TOO_OLD, "is Python 3.9"), (BROKEN_SHIM, "does not run"), (NO_VENV, "has no venv module"),
+    ("#!/bin/sh\n", "is no Python"), ("#!/bin/sh\necho no\n", "is no Python"),
 ])
 def test_named_python_is_checked(find, tmp_path, text, says):
     pyenv_python(tmp_path, f"{VERSION}.1")
@@ -122,6 +123,14 @@ def test_named_python_is_taken(find, tmp_path):
     pyenv_python(tmp_path, f"{VERSION}.1")
     assert find(PYTHON=REAL) == (0, REAL, "")
     assert find(PYTHON="/nowhere/python")[2].startswith("PYTHON=/nowhere/python does not run;")
+
+
+def test_a_named_python_reaches_the_shell_as_it_is_written():
+    """A quote ends nothing, and no command runs."""
+    make = ["make", "-C", ROOT, "--no-print-directory", "package", "PYTHON=a'b\"; echo c"]
+    run = subprocess.run(make, capture_output=True, text=True)
+    assert run.returncode == 2 and run.stdout == ""
+    assert run.stderr.startswith("PYTHON=a'b\"; echo c does not run; name a Python")
 
 
 # Making an environment

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -896,6 +896,121 @@ def test_a_draft_model_with_another_vocabulary(pairs, tmp_path):
     model = dflash_lite.load(write_hub(tmp_path, num_hidden_layers=1))[0]
     with pytest.raises(UserError, match="has 267 tokens, the model 12; expected the same"):
         write(pairs["calm"], [[1]], 3, drafter=DraftModel(model))
+
+
+@pytest.mark.parametrize("kind", [PromptLookup, functools.partial(EarlyExit, 1), "model", "replay"])
+def test_a_block_beyond_the_context(pairs, kind):
+    """It would only take memory; the logits of a large one do not fit into any."""
+    if kind == "model":
+        kind = functools.partial(DraftModel, pairs["other"][0])
+    if kind == "replay":
+        kind = functools.partial(Replay, np.zeros((1, 4), np.int32))
+    with pytest.raises(UserError, match=rf"block is {CONTEXT + 1}; expected at most .*{CONTEXT} "):
+        write(pairs["calm"], [[1, 2]], 3, drafter=kind(block=CONTEXT + 1))
+    found = write(pairs["calm"], [[1, 2]], 3, drafter=kind(block=CONTEXT))
+    assert found[0].tokens == write(pairs["calm"], [[1, 2]], 3)[0].tokens
+
+
+ANSWER = np.array([[1, 2, 3, 4]], np.int32)
+
+
+@pytest.mark.parametrize("answers, share, words", [
+    (ANSWER[0], 1.0, r"answers has the shape \(4,\)"),
+    (ANSWER * 1.0, 1.0, "answers has .* float64; expected token ids"),
+    (np.repeat(ANSWER, 2, 0), 1.0, "answers has 2 rows for 1 texts"),
+    (ANSWER, 1.5, "share is 1.5; expected a number from 0 to 1"),
+    (ANSWER, np.nan, "share is nan"), (ANSWER, "1", "share is '1'"),
+    (ANSWER, None, "share is None"),
+    (ANSWER, ANSWER, "share is array"),
+])  # fmt: skip
+def test_a_replay_that_is_none(pairs, answers, share, words):
+    with pytest.raises(UserError, match=words):
+        write(pairs["calm"], [[1, 2]], 3, drafter=Replay(answers, 3, share))
+
+
+@pytest.mark.parametrize("model", [None, "qwen", ("model", "tokenizer")])
+def test_a_draft_model_that_is_none(pairs, model):
+    with pytest.raises(UserError, match="draft model is .*the first of the two that .*load"):
+        write(pairs["calm"], [[1, 2]], 3, drafter=DraftModel(model))
+
+
+@speculative.as_drafter("parts")
+class Own(speculative.Speculative):
+    """A drafter that returns what it is told."""
+
+    parts: tuple  # shapes and kinds of tokens, counts and chances
+    block: ClassVar[int] = 4
+
+    def draft(self, model, state, sampling, mode):
+        make = lambda part: None if part is None else jnp.full(part[0], 3, part[1])
+        return Draft(*map(make, self.parts)), state
+
+
+RIGHT = (((2, 3), "int32"), ((2,), "int32"), None)
+
+
+@pytest.mark.parametrize("place, part, words", [
+    (0, ((2, 2), "int32"), r"tokens of shape \(2, 2\) and type int32; expected \(2, 3\), integer"),
+    (0, ((2, 4), "int32"), "tokens of shape"), (0, ((3,), "int32"), "tokens of shape"),
+    (0, ((2, 3), "float32"), "tokens .*type float32"), (0, ((2, 3), "bool"), "tokens .*type bool"),
+    (1, ((2,), "float32"), "counts .*type float32"), (1, ((), "int32"), "counts of shape"),
+    (1, ((1,), "int32"), "counts of shape"), (1, ((2, 3), "int32"), "counts of shape"),
+    (2, ((2, 3, 5), "float32"), "chances of shape"), (2, ((2, 3, 12), "int32"), "chances .*int32"),
+    (2, ((2, 3, 12), "bool"), "chances .*bool; expected .*, floating"),
+])  # fmt: skip
+def test_a_draft_of_the_wrong_shape_is_named(pairs, place, part, words):
+    parts = (*RIGHT[:place], part, *RIGHT[place + 1 :])
+    with pytest.raises(UserError, match=f"Own.draft returns {words}"):
+        write(pairs["calm"], [[1, 2], [3]], 3, drafter=Own(parts))
+
+
+@pytest.mark.parametrize("kinds", ["uint32 int32", "int16 int8", "uint8 uint32"])
+def test_a_draft_may_have_any_whole_numbers(pairs, kinds):
+    parts = [(shape, kind) for (shape, _), kind in zip(RIGHT, kinds.split())]
+    found = write(pairs["calm"], [[1, 2], [3]], 9, drafter=Own((*parts, None)))
+    assert [g.tokens for g in found] == [g.tokens for g in write(pairs["calm"], [[1, 2], [3]], 9)]
+
+
+@pytest.mark.parametrize("token, count", [(10**6, 3), (-1, 3), (3, 10**6), (3, -5)])
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0}], ids=["greedy", "drawn"])
+def test_values_out_of_range_change_no_text(pairs, token, count, options):
+    @speculative.as_drafter("block")
+    class Wild(speculative.Speculative):
+        block: int = 4
+
+        def draft(self, model, state, sampling, mode):
+            rows = len(state.tokens)
+            return Draft(jnp.full((rows, 3), token), jnp.full(rows, count)), state
+
+    prompts = [[1, 2], [3]]
+    found = write(pairs["lively"], prompts, 9, drafter=Wild(), **options)
+    plain = write(pairs["lively"], prompts, 9, **options)
+    assert [g.tokens for g in found] == [g.tokens for g in plain]
+
+
+def test_drafters_that_are_not_whole(pairs):
+    class NoPytree(speculative.Speculative):
+        block = 4
+
+        def draft(self, model, state, sampling, mode):
+            return None
+
+    @speculative.as_drafter("block")
+    class NoDraft(speculative.Speculative):
+        block: int = 4
+
+    @speculative.as_drafter("block")
+    class NoPair(NoDraft):
+        def draft(self, model, state, sampling, mode):
+            return Draft(jnp.zeros((1, 3), int), jnp.zeros(1, int))
+
+    for drafter, words in (
+        (NoPytree(), r"NoPytree is no pytree; put @as_drafter\("),
+        (NoDraft(), "NoDraft has no method `draft`; expected"),
+        (NoPair(), "NoPair.draft returns Draft.*expected a Draft and the state"),
+    ):
+        with pytest.raises(UserError, match=words):
+            write(pairs["calm"], [[1, 2]], 3, drafter=drafter)
 
 
 def test_parts_that_are_none(pairs):

@@ -368,9 +368,12 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch, write, 
     assert path.read_text() != "old" and list(tmp_path.iterdir()) == [path]
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path):
+@pytest.mark.parametrize("place", ["nowhere/trace.json", "", ".", "/", "a\0b", "x" * 5000])
+def test_a_place_that_cannot_be_written_is_named(tmp_path, monkeypatch, place):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="cannot be written"):
-        save_trace(a_trace(20), tmp_path / "nowhere" / "trace.json")
+        save_trace(a_trace(20), place)
+    assert list(tmp_path.iterdir()) == []
 
 
 # The player's HTML
@@ -563,6 +566,25 @@ def test_the_probability_of_a_refused_draft_is_the_targets(pair):
             seen += 1
         at += step.new
     assert seen
+
+
+def test_a_prompt_may_be_all_that_generate_takes(pair):
+    ids = [3, 4, 5, 3, 4]
+    found = [record_trace(*pair, prompt, max_new_tokens=3)
+             for prompt in (ids, tuple(ids), np.array(ids))]  # fmt: skip
+    assert found[0].tokens == found[1].tokens == found[2].tokens
+    assert found[0].prompt == found[1].prompt == found[2].prompt
+
+
+def test_no_model_is_called_by_the_name_of_another(pair):
+    assert record_trace(*pair, "Hi", max_new_tokens=1).model == "llama, 2 layers of 32"
+    assert record_trace(*pair, "Hi", name="mine", max_new_tokens=1).model == "mine"
+
+
+@pytest.mark.parametrize("wrong", [{"stream": True}, {"watch": print}])
+def test_recording_looks_by_itself(pair, wrong):
+    with pytest.raises(UserError, match=f"{next(iter(wrong))} is .*recording looks by itself"):
+        record_trace(*pair, "Hi", **wrong)
 
 
 def test_a_trace_is_of_one_text(pair):

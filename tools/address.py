@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-from chapters import ROOT, write_file
+from chapters import ROOT, run_tool, write_file
 from notebooks import address
 
 FILES = ["pyproject.toml", "*.md", "CITATION.cff", "book/*.md", "chapters/*.ipynb"]
@@ -58,4 +58,4 @@ def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_tool(main))

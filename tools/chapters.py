@@ -2,11 +2,14 @@
 
 import os
 import re
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import jupytext
 import nbformat
+import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "dflash_lite"
@@ -56,7 +59,7 @@ def parse(path: Path, root: Path = ROOT) -> tuple[str, nbformat.NotebookNode]:
     try:
         text = path.read_text(encoding="utf-8")
         return text, jupytext.reads(text, fmt="py:percent")
-    except (OSError, UnicodeDecodeError, nbformat.ValidationError) as error:
+    except (OSError, UnicodeDecodeError, nbformat.ValidationError, yaml.YAMLError) as error:
         where = path.relative_to(root).as_posix()
         reason = str(error).strip().splitlines()[0]
         raise Problem(f"{where}:1: it cannot be read: {reason}") from None
@@ -96,3 +99,15 @@ def write_bytes(path: Path, data: bytes) -> None:
         half.replace(path)
     finally:
         half.unlink(missing_ok=True)
+
+
+def run_tool(main: Callable[[], int]) -> int:
+    """A tool's status; a full disk, a folder that cannot be written and Ctrl-C are one line."""
+    try:
+        return main()
+    except OSError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nInterrupted; what is written is whole.", file=sys.stderr)
+        return 130

@@ -12,20 +12,22 @@
 versions="$*"
 
 # Prints the interpreter's own path if it is of version $2 (or any of $versions) and has venv.
+# A program that is no Python can end well and print nothing.
 try() {
-    "$1" -c '
+    path=$("$1" -c '
 import sys
 wanted = sys.argv[1].split()
 if "%d.%d" % sys.version_info[:2] not in wanted:
     sys.exit("Python %d.%d" % sys.version_info[:2])
 import ensurepip, venv
-print(sys.executable)' "$2" 2>/dev/null </dev/null
+print(sys.executable)' "$2" 2>/dev/null </dev/null) && [ -x "$path" ] && echo "$path"
 }
 
 if [ -n "${PYTHON:-}" ]; then
     try "$PYTHON" "$versions" && exit
-    found=$("$PYTHON" -c 'import sys; print("is Python %d.%d" % sys.version_info[:2])' 2>/dev/null) ||
+    found=$("$PYTHON" -c 'import sys; print("is Python %d.%d" % sys.version_info[:2])' 2>/dev/null </dev/null) ||
         found="does not run"
+    case $found in "is Python "* | "does not run") ;; *) found="is no Python" ;; esac
     case " $versions " in *" ${found#is Python } "*) found="has no venv module" ;; esac
     echo "PYTHON=$PYTHON $found; name a Python of $(echo "$versions" | sed 's/ / or /g') with venv." >&2
     exit 1

@@ -19,7 +19,7 @@ from pathlib import Path
 import nbformat
 from nbformat.v4 import new_markdown_cell
 
-from chapters import ROOT, Problem, chapter_paths, write_bytes, write_file
+from chapters import ROOT, Problem, chapter_paths, run_tool, write_bytes, write_file
 from notebooks import build, text_of
 
 SOLUTION = re.compile(r"^([ \t]+)### BEGIN SOLUTION\n.*?^[ \t]+### END SOLUTION$", re.S | re.M)
@@ -105,4 +105,4 @@ def main(root: Path = ROOT) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_tool(main))

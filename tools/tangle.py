@@ -27,7 +27,17 @@ import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chapters import PACKAGE, ROOT, Cell, Chapter, Problem, chapter_paths, read_chapter, write_file
+from chapters import (
+    PACKAGE,
+    ROOT,
+    Cell,
+    Chapter,
+    Problem,
+    chapter_paths,
+    read_chapter,
+    run_tool,
+    write_file,
+)
 
 WIDTH = 79
 OLDEST_PYTHON = (3, 11)
@@ -207,16 +217,18 @@ class Exporter:
     def run(self) -> Module:
         section = ""
         for cell in self.chapter.cells:
-            if cell.kind == "markdown":
-                section = section_of(cell) or section
-            elif cell.kind == "code" and "export" in cell.tags:
+            if "export" in cell.tags:
                 self.export(cell, section)
+            elif cell.kind == "markdown":
+                section = section_of(cell) or section
         self.check_leaks()
         return self.module
 
     def export(self, cell: Cell, section: str) -> None:
         if "exercise" in cell.tags:
             return self.problem(cell, 1, "an exercise is not exported: learners find a hole there")
+        if cell.kind != "code":
+            return self.problem(cell, 1, f"an exported cell holds code; this is {cell.kind}")
         for number, line in enumerate(cell.source.splitlines(), 1):
             if re.match(r"\s*(%|!)", line):
                 return self.problem(cell, number, f"magic in an exported cell: {line.strip()}")
@@ -565,4 +577,4 @@ def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_tool(main))
