@@ -466,6 +466,7 @@ class DFlash(Speculative):
 
     def check(self, model: Transformer) -> None:
         """Refuse a target that it was not made for; see `check_target`."""
+        super().check(model)
         check_target(self.network.config, model.config)
         largest = self.network.config.block_size
         if self.block > largest:

@@ -849,6 +849,7 @@ class Heads(Speculative):
 
     def check(self, model: Transformer) -> None:
         """Refuse a model of another size or with fewer layers."""
+        super().check(model)
         size, layers = model.config.hidden_size, model.config.num_hidden_layers
         if self.heads.shape[1] != size:
             raise UserError(
