@@ -1075,3 +1075,93 @@ lengths = jnp.array([min(len(text.tokens), length) for text in texts])
 starts = jnp.array([text.start for text in texts])
 features = read_features(model, jnp.array(tokens), drafter.taps)
 batch = Batch(jnp.array(tokens), lengths, starts, features)
+
+# %% [markdown]
+# ## Exercises
+#
+# **10.1 What becomes context** (10 minutes). A block was verified at the
+# position `anchor`, and `accepted` of its drafts agree. Return the positions
+# whose states the target has now computed for good, and the next anchor.
+
+# %% tags=["exercise"]
+def after_verification(anchor: int, accepted: int) -> tuple[list[int], int]:
+    """New context positions, and the position of the next anchor."""
+    ### BEGIN SOLUTION
+    following = anchor + accepted + 1
+    return list(range(anchor, following)), following
+    ### END SOLUTION
+
+
+# %% tags=["check"]
+@check(after_verification)
+def _(f):
+    rows, following = f(10, 3)
+    assert 14 not in rows, "the bonus was not read yet: it has no state"
+    assert 10 in rows, "the verification has read the anchor: it has one now"
+    assert rows == [10, 11, 12, 13], "the anchor and the accepted drafts"
+    assert following == 14, "the bonus is the next anchor"
+    assert f(5, 0) == ([5], 6), "with nothing accepted the anchor still counts"
+
+
+# %% [markdown]
+# **10.2 Off by one** (5 minutes). A config of the speculators layout names the
+# states that *enter* a layer, a state 0 being the embedding. Return the layers,
+# counted from 0, whose *output* is meant.
+
+# %% tags=["exercise"]
+def tapped_layers(aux_hidden_state_layer_ids: list[int]) -> list[int]:
+    """Layers of the target to tap."""
+    ### BEGIN SOLUTION
+    return [i - 1 for i in aux_hidden_state_layer_ids]
+    ### END SOLUTION
+
+
+# %% tags=["check"]
+@check(tapped_layers)
+def _(f):
+    assert f([2, 10]) != [2, 10], "what enters layer 2 has left layer 1"
+    assert f([2, 10]) != [3, 11], "what enters a layer has left the one before"
+    assert f([2, 10, 18, 26, 34]) == [1, 9, 17, 25, 33]
+
+
+# %% [markdown]
+# **10.3 What a draft reads** (15 minutes). One draft reads the drafter's
+# weights, the rows of the head, and the keys and values of the context. Return
+# the bytes, at two for each number. For Qwen3-4B's drafter behind 8,192 tokens,
+# which of the three is largest?
+
+# %% tags=["exercise"]
+def draft_bytes(config: DFlashConfig, parameters: int, context: int) -> int:
+    """Bytes that a draft pass reads from memory, in bfloat16."""
+    ### BEGIN SOLUTION
+    c = config.layers
+    head = c.vocab_size * c.hidden_size
+    row = 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim
+    return 2 * (parameters + head + context * row)
+    ### END SOLUTION
+
+
+# %% tags=["check"]
+@check(draft_bytes)
+def _(f):
+    weights, head = 2 * sum(sizes), 2 * 151936 * 2560
+    none, some = f(published, sum(sizes), 0), f(published, sum(sizes), 8192)
+    assert none != weights, "the head is read too, though it is the target's"
+    assert none == weights + head, "weights and head, two bytes a number"
+    assert some != none + 5 * 8 * 128 * 8192 * 2, "keys and values: twice"
+    assert some == none + 2 * 5 * 8 * 128 * 8192 * 2
+
+
+# %% [markdown]
+# ## Key points
+#
+# - The drafter reads hidden states of the target as keys and values, and fills
+#   a block of masks in one pass.
+# - Context are the positions strictly before the anchor. The anchor has no
+#   state yet, and the bonus is the next anchor.
+# - Only context rows are kept; a block's keys and values are good for one step.
+# - Slot k guesses the token at its own place.
+# - Taps count from 0 and mean a layer's output. Mistakes here are silent: the
+#   text stays right, and acceptance falls.
+#
+# **Next:** chapter 11 puts the target on pages and the drafter beside it.
