@@ -1454,10 +1454,16 @@ HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 HUB_PATIENCE = 10.0  # seconds
 
 
-def fetch_hub(repo: str) -> Path:
+def fetch_hub(
+    repo: str, opens: Callable[[Path], Any] | None = None
+) -> Path:
     """The folder of a model on the Hugging Face Hub, downloaded if need be.
 
     A complete copy in the Hub's own cache is used without asking the network.
+
+    Args:
+        opens: raises a `UserError` for a copy that is not complete; by default
+            `open_folder`.
 
     Raises:
         UserError: the Hub refuses, or does not answer within `HUB_PATIENCE`.
@@ -1471,7 +1477,7 @@ def fetch_hub(repo: str) -> Path:
 
     try:
         folder = snapshot(local_files_only=True)
-        open_folder(folder)
+        (opens or open_folder)(folder)
         return folder
     except (UserError, OSError, ValueError):
         pass  # not there, or not all of it

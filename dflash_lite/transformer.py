@@ -10,7 +10,7 @@ edit the chapter, not this file.
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -50,6 +50,7 @@ __all__ = [
     "Transformer",
     "module_list",
     "from_checkpoint",
+    "fill",
     "DTYPES",
     "IGNORED_TENSORS",
     "parameter_parts",
@@ -497,36 +498,57 @@ def from_checkpoint(
         UserError: a tensor is missing, has another shape than the config says,
             or belongs to no part of the model.
     """
+    config, tensors = checkpoint.config, checkpoint.tensors
+    count = config.num_hidden_layers
+    if count > len(tensors):
+        raise UserError(
+            f"num_hidden_layers is {count}, but the checkpoint has only "
+            f"{len(tensors)} tensors. Fetch it again."
+        )
+    make = lambda dtype: Transformer(config, dtype=dtype, rngs=nnx.Rngs(0))
+    return fill(make, tensors, config, dtype)
+
+
+def fill(
+    make: Callable[[Any], nnx.Module],
+    tensors: Any,
+    config: ModelConfig,
+    dtype: Any,
+    prefix: str = "model.",
+) -> Any:
+    """A module with the weights of a checkpoint, and none of its own.
+
+    Args:
+        make: the module, for a type of its parameters.
+        tensors: arrays by their names on the Hub.
+        config: the shape of the module's layers.
+        dtype: "float32" or "bfloat16".
+        prefix: of the names on the Hub.
+
+    Raises:
+        UserError: as `from_checkpoint`.
+    """
     if dtype not in (*DTYPES, *map(jnp.dtype, DTYPES)):
         raise UserError(
             f"The dtype is {dtype!r}; expected {' or '.join(DTYPES)}."
         )
-    count = checkpoint.config.num_hidden_layers
-    if count > len(checkpoint.tensors):
-        raise UserError(
-            f"num_hidden_layers is {count}, but the checkpoint has only "
-            f"{len(checkpoint.tensors)} tensors. Fetch it again."
-        )
     dtype = jnp.dtype(dtype)
-    model = nnx.eval_shape(
-        lambda: Transformer(checkpoint.config, dtype=dtype, rngs=nnx.Rngs(0))
-    )
-    graph, state = nnx.split(model)
+    graph, state = nnx.split(nnx.eval_shape(lambda: make(dtype)))
     flat = dict(nnx.to_flat_state(state))
     parts = {
-        path: parameter_parts(path, param.shape, checkpoint.config)
+        path: parameter_parts(path, param.shape, config, prefix)
         for path, param in flat.items()
     }
     used = {name for shapes in parts.values() for name in shapes}
     unused = {
         name
-        for name in checkpoint.tensors.keys() - used
+        for name in tensors.keys() - used
         if not name.endswith(IGNORED_TENSORS)
     }
     if unused:
         raise UserError(f"The model has no place for the tensor {min(unused)}.")
     for path, param in flat.items():
-        array = read_parameter(checkpoint.tensors, parts[path])
+        array = read_parameter(tensors, parts[path])
         flat[path] = param.replace(jnp.asarray(array, dtype))
     return nnx.merge(graph, nnx.from_flat_state(flat))
 
@@ -537,17 +559,21 @@ IGNORED_TENSORS = ("inv_freq", "rope_freqs.weight", "lm_head.weight")
 
 
 def parameter_parts(
-    path: tuple[str | int, ...], shape: tuple[int, ...], config: ModelConfig
+    path: tuple[str | int, ...],
+    shape: tuple[int, ...],
+    config: ModelConfig,
+    prefix: str = "model.",
 ) -> dict[str, tuple[int, ...]]:
     """The Hub's tensors that one parameter stacks, in order, and their shapes.
 
     Args:
         path: where the parameter lies in the model.
         shape: of the whole parameter.
+        prefix: of the tensors' names.
     """
     name = ".".join(map(str, path))
     name = name if name.endswith((".weight", ".bias")) else name + ".weight"
-    name = name if name == "lm_head.weight" else "model." + name
+    name = name if name == "lm_head.weight" else prefix + name
     keys = config.num_key_value_heads * config.head_dim
     queries, wide = config.num_attention_heads * config.head_dim, shape[0] // 2
     stacks = {

@@ -989,7 +989,7 @@ def test_wheel_is_small_and_has_nothing_else():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert project["tool"]["setuptools"] == {
         "packages": ["dflash_lite"],
-        "package-data": {"dflash_lite": ["prompts.jsonl"]},
+        "package-data": {"dflash_lite": ["prompts.jsonl", "responses-*.safetensors"]},
     }
     files = [path for path in (ROOT / "dflash_lite").iterdir() if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 1_000_000

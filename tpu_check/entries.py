@@ -63,4 +63,10 @@ ENTRIES = [
     Entry("flash_attention", QWEN3, batch=64, context=1024),
     Entry("tiled_attention", SMOLLM2, tokens=8192, context=8192),
     Entry("tiled_attention", QWEN3, tokens=512, context=32768),
+    Entry("replace_rows", SMOLLM2, batch=64, context=1024),
+    Entry("replace_rows", QWEN3, batch=8, context=2048, chips=V5E),
+    Entry("read_features", SMOLLM2, batch=8, tokens=1024, context=1024),
+    Entry("train heads", SMOLLM2, batch=8, tokens=512, context=512),
+    Entry("train heads", QWEN3, batch=2, tokens=512, context=512),
+    Entry("score heads", SMOLLM2, batch=8, tokens=512, context=512, chips=V5E),
 ]

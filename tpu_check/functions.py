@@ -5,13 +5,14 @@ the operations it must do, and a bound on the memory it may take beside argument
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from dflash_lite import decoding, flash_attention as tiles
+from dflash_lite import decoding, flash_attention as tiles, training
 from dflash_lite.checkpoints import ModelConfig
 from dflash_lite.decoding import DenseCache, Sampling, State
 from dflash_lite.paged_attention import (
@@ -240,6 +241,69 @@ def tiled_attention(entry: "Entry") -> Work:
     return attention_work(entry, tiles.tiled_attention, 256, entry.context)
 
 
+# Training
+# --------
+
+WORDS = 8192  # that the heads can draft
+
+
+def replace_rows(entry: "Entry") -> Work:
+    """Chapter 7's new texts in a running batch: an eighth of it."""
+    config, new = MODELS[entry.model], max(1, entry.batch // 8)
+
+    def state(batch: int) -> State:
+        rows, stopped = integers(batch), jax.ShapeDtypeStruct((batch,), jnp.bool_)
+        cache = dense_cache(config, batch, entry.context)
+        return State(integers(batch, entry.context), rows, rows, stopped, cache)
+
+    arguments = (state(entry.batch), sampling(entry.batch), integers(new), state(new),
+                 sampling(new))  # fmt: skip
+    return Work(training.replace_rows, arguments, {}, 0.0, padded_cache(config, new, entry.context))
+
+
+def read_features(entry: "Entry") -> Work:
+    """The target up to two thirds of its layers, over whole texts."""
+    config, rows = MODELS[entry.model], entry.batch * entry.tokens
+    taps = tapped(config)
+    part = replace(config, num_hidden_layers=max(taps) + 1)
+    return Work(
+        training.read_features, (shapes(entry.model), integers(entry.batch, entry.tokens)),
+        {"taps": taps}, products(part, rows, entry.context, 0),
+        activations(config, rows, entry.context, 0),
+    )  # fmt: skip
+
+
+def tapped(config: ModelConfig) -> tuple[int, ...]:
+    """Two layers in the middle."""
+    return config.num_hidden_layers // 2, config.num_hidden_layers * 2 // 3
+
+
+def learning(entry: "Entry", learns: bool) -> Work:
+    """A step of chapter 7's heads with the target's features, or its score alone."""
+    config = MODELS[entry.model]
+    make = lambda: training.Heads.new(shapes(entry.model), tapped(config), vocabulary=range(WORDS))
+    leaves, tree = jax.tree.flatten(jax.eval_shape(make))
+    *params, _ = leaves
+    parts = training.Parts(params, [None, None, jnp.arange(WORDS)], tree)
+    transform, _ = training.optimizer(training.TrainSettings())
+    steps = training.Steps(parts, transform, 0, DTYPE)
+    texts = integers(entry.batch, entry.tokens), *(integers(entry.batch) for _ in range(2))
+    number = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.uint32)
+    dealt = training.Dealt(*texts, number(entry.batch), None)
+    rest = (shapes(entry.model), dealt, number())
+    state = jax.eval_shape(transform.init, params)
+    arguments = (params, state, *rest) if learns else (params, *rest)
+    weights = sum(x.size for x in params)
+    drafts = entry.batch * 32 * 3  # the defaults of `Heads.new`
+    own = 2.0 * (drafts / 3 * weights + drafts * WORDS * config.hidden_size)
+    read = read_features(entry)
+    return Work(
+        steps.train if learns else steps.score, arguments, {},
+        read.flops + own * (3 if learns else 1),
+        read.bound + 4.0 * (4 * weights + 8 * drafts * (WORDS + config.hidden_size)),
+    )  # fmt: skip
+
+
 # A function of the list, the function of the package that it compiles, and its builder.
 FUNCTIONS: dict[str, tuple[str, Callable[["Entry"], Work]]] = {
     "prefill": ("dflash_lite.decoding.prefill", prefill),
@@ -251,6 +315,10 @@ FUNCTIONS: dict[str, tuple[str, Callable[["Entry"], Work]]] = {
     "paged_attention": ("dflash_lite.paged_attention.paged_attention", paged_attention),
     "flash_attention": ("dflash_lite.flash_attention.flash_attention", flash_attention),
     "tiled_attention": ("dflash_lite.flash_attention.tiled_attention", tiled_attention),
+    "replace_rows": ("dflash_lite.training.replace_rows", replace_rows),
+    "read_features": ("dflash_lite.training.read_features", read_features),
+    "train heads": ("dflash_lite.training.Steps.train", partial(learning, learns=True)),
+    "score heads": ("dflash_lite.training.Steps.score", partial(learning, learns=False)),
 }
 
 
