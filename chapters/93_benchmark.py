@@ -1,7 +1,6 @@
 # ---
 # jupyter:
 #   dflash_lite:
-#     main: main
 #     module: benchmark
 #     public: []
 #   jupytext:
@@ -145,9 +144,22 @@ def make_replay(model: Any, block: int, detail: str) -> Any:
     return Replay(np.full((1, 1), -1, np.int32), block, share)
 
 
+def make_dflash(model: Any, block: int, detail: str) -> Any:
+    """A trained `DFlash`; the detail is what `load_drafter` takes."""
+    if not detail:
+        refuse(
+            "The drafter is 'dflash'; expected dflash: and the folder or the "
+            "Hub id of one, such as dflash:runs/drafter."
+        )
+    from dflash_lite.dflash import load_drafter
+
+    return load_drafter(detail, model, block)
+
+
 DRAFTERS: dict[str, Callable[[Any, int, str], Any]] = {
     "lookup": make_lookup,
     "early-exit": make_early_exit,
+    "dflash": make_dflash,
     "replay": make_replay,
 }
 
@@ -1745,7 +1757,7 @@ def show_comparison(
 
 
 # %% [markdown]
-# The door to all commands moves here, since this module knows them all.
+# Whoever enters by this door finds these two commands as well.
 
 
 # %% tags=["export"]

@@ -126,7 +126,7 @@ def test_drafters_by_name(pair):
 @pytest.mark.parametrize(
     "name, words",
     [
-        ("crystal", "no drafter 'crystal'; expected some of lookup, early-exit, replay"),
+        ("crystal", "no drafter 'crystal'; expected some of lookup, early-exit, dflash"),
         ("", "no drafter ''"),
         ("plain", "no drafter 'plain'"),
         ("early-exit:ten", "early-exit:10"),

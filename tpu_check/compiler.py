@@ -49,8 +49,10 @@ def compile_for(chip: str, work: Work) -> tuple[Any, float]:
     """
     # since 0.8 a kernel is lowered for a described chip only inside its mesh
     use = getattr(jax.sharding, "use_abstract_mesh", lambda _: contextlib.nullcontext())
+    arguments = on_chip(chip, work.arguments)
+    drafter = {} if work.drafter is None else {"drafter": on_chip(chip, work.drafter)}
     with use(mesh(chip).abstract_mesh):
-        lowered = work.function.lower(*on_chip(chip, work.arguments), **work.options)
+        lowered = work.function.lower(*arguments, **work.options, **drafter)
     start = time.perf_counter()
     return lowered.compile(), time.perf_counter() - start
 

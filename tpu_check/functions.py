@@ -4,6 +4,7 @@ A builder turns an entry of the list into a `Work`: the jitted function, its arg
 the operations it must do, and a bound on the memory it may take beside arguments and results.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dflash_lite import decoding, flash_attention as tiles, training
+from dflash_lite import decoding, dflash, flash_attention as tiles, speculative, training
 from dflash_lite.checkpoints import ModelConfig
 from dflash_lite.decoding import DenseCache, Sampling, State
 from dflash_lite.paged_attention import (
@@ -41,6 +42,7 @@ class Work(NamedTuple):
     options: dict  # static arguments
     flops: float  # of the matrix products, masked parts of dense tables included
     bound: float  # bytes of temporaries
+    drafter: Any = None  # shapes
 
 
 # What it does and may take
@@ -241,6 +243,77 @@ def tiled_attention(entry: "Entry") -> Work:
     return attention_work(entry, tiles.tiled_attention, 256, entry.context)
 
 
+# Drafters
+# --------
+
+LAYERS = {"SmolLM2-135M": 3, "Qwen3-4B": 5}  # of a DFlash drafter
+
+
+@functools.cache
+def dflash_drafter(name: str, block: int) -> dflash.DFlash:
+    """A drafter whose parameters have shapes and no values, in the type of its target."""
+    target = shapes(name)
+    last = MODELS[name].vocab_size - 1
+    make = lambda: dflash.new_drafter(target, last, layers=LAYERS[name], block=block)
+    cast = lambda x: jax.ShapeDtypeStruct(x.shape, DTYPE)
+    return jax.tree.map(cast, jax.eval_shape(make))
+
+
+def drafter_of(entry: "Entry", learned: bool) -> Any:
+    """The learned drafter, or the one that costs nothing but its look at the text."""
+    if learned:
+        return dflash_drafter(entry.model, entry.tokens)
+    return speculative.PromptLookup(entry.tokens)
+
+
+def draft_cost(entry: "Entry", rows: int, keys: int, scored: int) -> tuple[float, float]:
+    """FLOPs and bytes of temporaries of a pass of the learned drafter."""
+    config = dflash_drafter(entry.model, entry.tokens).network.config
+    layers = config.layers
+    fuse = 2.0 * rows * len(config.target_layer_ids) * layers.hidden_size**2
+    return (products(layers, rows, keys, scored) + fuse,
+            activations(layers, rows, keys, scored))  # fmt: skip
+
+
+def drafted(entry: "Entry", learned: bool, pages: bool = False) -> Work:
+    """Chapter 6's loop: draft, verify, accept; what it does is counted for one step."""
+    config, batch = MODELS[entry.model], entry.batch
+    drafter, rows = drafter_of(entry, learned), batch * entry.tokens
+    make = lambda: drafter.start(shapes(entry.model), batch, entry.context)
+    counts = integers(batch)
+    if pages:
+        state = paged_state(entry)
+    else:
+        stopped = jax.ShapeDtypeStruct((batch,), jnp.bool_)
+        cache = dense_cache(config, batch, entry.context)
+        state = State(integers(batch, entry.context), counts, counts, stopped, cache)
+    state = state._replace(progress=jax.eval_shape(make))
+    own = draft_cost(entry, 2 * rows, entry.context, rows) if learned else (0.0, 0.0)
+    keys = 0 if pages else entry.context
+    return Work(
+        decoding.decode,
+        (shapes(entry.model), state, STOPS, sampling(batch), integers()),
+        {"mode": entry.mode},
+        products(config, rows, entry.context, rows) + own[0],
+        activations(config, rows, keys, rows) + own[1],
+        drafter,
+    )  # fmt: skip
+
+
+def read_for_dflash(entry: "Entry") -> Work:
+    """Chapter 3's prefill, whose hidden states the drafter reads too."""
+    work = prefill(entry)
+    learned = dflash_drafter(entry.model, 16)
+    rows = entry.batch * min(entry.tokens, decoding.PREFILL_CHUNK)
+    config = learned.network.config
+    size, taps = config.layers.hidden_size, len(config.target_layer_ids)
+    made = 2 * config.layers.num_key_value_heads * config.layers.head_dim
+    made *= config.layers.num_hidden_layers  # numbers of a context row, in all layers
+    fuse = 2.0 * entry.batch * entry.tokens * size * (taps * size + made)
+    wide = 4.0 * rows * (2 * (taps + 2) * size + 2 * made)
+    return work._replace(flops=work.flops + fuse, bound=work.bound + wide, drafter=learned)
+
+
 # Training
 # --------
 
@@ -315,6 +388,11 @@ FUNCTIONS: dict[str, tuple[str, Callable[["Entry"], Work]]] = {
     "paged_attention": ("dflash_lite.paged_attention.paged_attention", paged_attention),
     "flash_attention": ("dflash_lite.flash_attention.flash_attention", flash_attention),
     "tiled_attention": ("dflash_lite.flash_attention.tiled_attention", tiled_attention),
+    "decode with lookup": ("dflash_lite.speculative.PromptLookup", partial(drafted, learned=False)),
+    "decode with DFlash": ("dflash_lite.dflash.DFlash", partial(drafted, learned=True)),
+    "decode with DFlash over pages": (
+        "dflash_lite.dflash.DFlash", partial(drafted, learned=True, pages=True)),
+    "prefill for DFlash": ("dflash_lite.dflash.DFlash", read_for_dflash),
     "replace_rows": ("dflash_lite.training.replace_rows", replace_rows),
     "read_features": ("dflash_lite.training.read_features", read_features),
     "train heads": ("dflash_lite.training.Steps.train", partial(learning, learns=True)),

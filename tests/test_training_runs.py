@@ -1,0 +1,278 @@
+"""The command `dflash-lite train`, on a model of a few thousand weights."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from helpers import write_hub
+from typer.testing import CliRunner
+
+import dflash_lite
+from dflash_lite import training, training_runs as runs
+from dflash_lite.command_line import app
+
+PROMPTS = [("Say hi!", "chat"), ("the in", "math"), ("What?", "chat"), ("er er", "math"),
+           ("x", "math"), ("hello there", "code"), ("1 + 1", "math")]  # fmt: skip
+SMALL = ("--layers 1 --block 4 --vocabulary 0 --anchors 4 --rows 2 --steps 4 --evaluate-every 2 "
+         "--taps 1,3").split()  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    return write_hub(tmp_path_factory.mktemp("target") / "hub", num_hidden_layers=6)
+
+
+@pytest.fixture(scope="module")
+def parts(hub):
+    return dflash_lite.load(hub)
+
+
+@pytest.fixture(scope="module")
+def answers(parts, tmp_path_factory):
+    """A folder of answers, written without the command."""
+    folder = tmp_path_factory.mktemp("answers")
+    training.write_responses(*parts, PROMPTS, folder, max_new_tokens=12, rows=4, progress=False)
+    return folder
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": p, "set": s}) for p, s in PROMPTS))
+    return path
+
+
+@pytest.fixture
+def run(hub, monkeypatch):
+    """Call the command in this process: exit code, standard output, standard error."""
+    monkeypatch.setattr(runs, "silence", lambda: None)  # it is for whole processes
+    monkeypatch.setattr(runs, "keep_programs", lambda: None)
+
+    def run(*arguments, model=hub):
+        words = ["train", *map(str, arguments), "--model", str(model)]
+        found = CliRunner().invoke(app, words)
+        if found.exception and not isinstance(found.exception, SystemExit):
+            raise found.exception
+        return found.exit_code, found.stdout, found.stderr
+
+    return run
+
+
+# Data
+# ----
+
+
+def test_data_are_what_the_library_writes(run, parts, answers, prompts, tmp_path):
+    folder = tmp_path / "out"
+    words = ("data", folder, "--prompts", prompts, "--max-new-tokens", 12, "--rows", 4)
+    code, said, _ = run(*words)
+    wanted, found = training.read_shards(answers), training.read_shards(folder, *parts)
+    by_prompt = lambda data: {t.prompt: (t.tokens.tolist(), t.start, t.set) for t in data.texts}
+    assert code == 0 and by_prompt(found) == by_prompt(wanted)
+    tokens = sum(len(text.tokens) - text.start for text in wanted.texts)
+    assert said == f"{len(PROMPTS)} answers with {tokens:,} tokens in {folder}\n"
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert run(*words)[0] == 0  # all is there
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+
+
+def test_the_model_writes_prompts_too(run, parts, tmp_path):
+    code, _, err = run("data", tmp_path / "out", "--own", 8, "--max-new-tokens", 4, "--rows", 4)
+    turns = training.write_prompts(*parts, 8, rows=4, seed=0)
+    found = training.read_shards(tmp_path / "out", *parts)
+    assert code == 0 and "by 8 tries" in err
+    assert len(found) == len(turns) > 0 and found.sets == ("own",)
+
+
+def test_a_dry_run_of_data_writes_nothing(run, prompts, tmp_path):
+    code, said, _ = run("data", tmp_path / "out", "--prompts", prompts, "--rows", 4, "--dry-run")
+    assert code == 0 and not (tmp_path / "out").exists()
+    lines = dict(line.split("  ", 1) for line in said.splitlines())
+    most = len(PROMPTS) * 256
+    assert lines["tokens"].strip() == f"{most:,} at most"
+    assert int(lines["speed"].split()[0].replace(",", "")) > 0
+
+
+# Drafters
+# --------
+
+
+def test_a_drafter_is_trained_and_loads(run, parts, answers, tmp_path):
+    model, tokenizer = parts
+    words = ("drafter", answers, tmp_path / "run", *SMALL, "--held-out", answers)
+    code, said, err = run(*words)
+    assert code == 0, err
+    lines = said.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["step 0", "step 2", "step 4",
+                                                      "The drafter is in " + str(
+                                                          tmp_path / "run" / "drafter")]
+    assert "taps 1,3, mask token" in err
+    metrics = training.read_metrics(tmp_path / "run")
+    assert [m["step"] for m in metrics if "loss" in m] == [1, 2, 3, 4]
+    last = [m for m in metrics if "held_out" in m][-1]["held_out"]
+    assert lines[2] == "step 4: held out " + ", ".join(f"{n} {v:.3f}" for n, v in last.items())
+    drafter = dflash_lite.load_drafter(tmp_path / "run" / "drafter", model)
+    assert (drafter.taps, drafter.block) == ((1, 3), 4)
+    how = dict(max_new_tokens=12)
+    plain = dflash_lite.generate(model, tokenizer, "Say hi!", **how)
+    assert dflash_lite.generate(model, tokenizer, "Say hi!", drafter=drafter, **how).tokens == (
+        plain.tokens
+    )
+    again = run(*words)  # a run that has ended is not made again
+    assert again[0] == 0 and training.read_metrics(tmp_path / "run") == metrics
+
+
+def test_a_dry_run_of_a_drafter_writes_nothing(run, answers, tmp_path):
+    code, said, _ = run("drafter", answers, tmp_path / "run", *SMALL, "--dry-run")
+    lines = {line.split("  ")[0]: line.split("  ")[-1].strip() for line in said.splitlines()}
+    assert code == 0 and not (tmp_path / "run").exists()
+    assert set(lines) == {"parameters", "texts", "steps", "memory", "time"}
+    assert lines["steps"].startswith("4, which are ") and int(lines["texts"]) <= len(PROMPTS)
+
+
+def test_a_stopped_run_says_how_to_go_on(run, answers, tmp_path, monkeypatch):
+    def leave(code):
+        raise SystemExit(code)
+
+    whole = training.train
+
+    def stopped(*arguments):
+        trained = whole(*arguments)
+        return trained._replace(step=trained.step - 1)
+
+    monkeypatch.setattr(runs, "leave", leave)
+    monkeypatch.setattr(training, "train", stopped)
+    code, _, err = run("drafter", answers, tmp_path / "run", *SMALL)
+    assert code == 130 and "stopped and saved at step 3 of 4; the same command goes on" in err
+    assert not (tmp_path / "run" / "drafter").exists()
+
+
+def test_ctrl_c_saves_a_run_that_goes_on(hub, answers, tmp_path):
+    """In a process of its own: the first key saves, the same command ends the run."""
+    folder = tmp_path / "run"
+    small = [word if word != "4" else "300" for word in SMALL[10:12]]
+    words = [sys.executable, "-m", "dflash_lite", "train", "drafter", str(answers), str(folder),
+             "--model", str(hub), *SMALL[:10], *small, "--taps", "1,3", "--save-every", "50",
+             "--held-out", str(answers)]  # fmt: skip
+    first = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert first.stdout.readline().startswith("step 0: held out")
+    first.send_signal(signal.SIGINT)
+    _, err = first.communicate()
+    assert first.returncode == 130 and "the same command goes on" in err, err
+    done = max(m["step"] for m in training.read_metrics(folder))
+    assert 1 <= done < 300
+    second = subprocess.run(words, capture_output=True, text=True)
+    assert second.returncode == 0, second.stderr
+    assert "The drafter is in" in second.stdout and "step 0:" not in second.stdout
+    steps = [m["step"] for m in training.read_metrics(folder) if "loss" in m]
+    assert steps == list(range(1, 301))
+
+
+# Choices that need the data
+# --------------------------
+
+
+def made_up(tokens, start=1):
+    return SimpleNamespace(texts=[SimpleNamespace(tokens=np.array(tokens), start=start)])
+
+
+def made_up_target(vocab, known, special, stops=(2,)):
+    backend = SimpleNamespace(get_vocab_size=lambda: known,
+                              get_added_tokens_decoder=lambda: dict.fromkeys(special))  # fmt: skip
+    model = SimpleNamespace(config=SimpleNamespace(vocab_size=vocab))
+    return model, SimpleNamespace(backend=backend, stop_ids=stops)
+
+
+def test_the_mask_is_a_token_of_no_text():
+    data = made_up([0, 1, 5, 9])
+    assert runs.unused_token(*made_up_target(16, 12, ()), data) == 12  # behind the tokenizer's
+    assert runs.unused_token(*made_up_target(12, 12, (0, 1, 2, 4)), data) == 4
+    with pytest.raises(dflash_lite.UserError, match="--mask"):
+        runs.unused_token(*made_up_target(12, 12, (0, 1, 2)), data)  # 2 ends texts
+
+
+def test_the_most_frequent_tokens_of_the_answers(parts, answers):
+    data = training.read_shards(answers)
+    counts = Counter(t for text in data.texts for t in text.tokens[text.start :].tolist())
+    ids, share = runs.frequent_tokens(data, 5)
+    assert ids.tolist() == sorted(ids.tolist()) and len(ids) == 5
+    assert sum(counts[i] for i in ids.tolist()) == sum(n for _, n in counts.most_common(5))
+    assert share == pytest.approx(sum(n for _, n in counts.most_common(5)) / counts.total())
+    ids, share = runs.frequent_tokens(data, 10**6)
+    assert set(ids.tolist()) == set(counts) and share == 1
+
+
+def test_a_prompt_is_no_answer():
+    ids, _ = runs.frequent_tokens(made_up([7, 7, 7, 3, 4, 4], start=3), 1)
+    assert ids.tolist() == [4]
+
+
+@pytest.mark.parametrize(
+    "seconds, said", [(0.4, "0 s"), (89, "89 s"), (90, "2 min"), (5399, "90 min"), (5400, "1.5 h")]
+)
+def test_durations(seconds, said):
+    assert runs.duration(seconds) == said
+
+
+# Mistakes
+# --------
+
+
+@pytest.mark.parametrize(
+    "words, code, message",
+    [
+        (["data", "OUT"], 1, "Give a file with --prompts"),
+        (["data", "OUT", "--prompts", "nowhere.jsonl"], 1, "nowhere.jsonl"),
+        (["data", "OUT", "--own", "4", "--temperature", "-1"], 1, "temperature"),
+        (["data", "OUT", "--own", "4", "--sampled", "1.5"], 2, "--sampled"),
+        (["drafter", "EMPTY", "OUT"], 1, "responses-*.safetensors"),
+        (["drafter", "ANSWERS", "OUT", "--taps", "a"], 1, "layers like 1,14,27"),
+        (["drafter", "ANSWERS", "OUT", "--taps", "9"], 1, "target_layer_ids is [9]"),
+        (["drafter", "ANSWERS", "OUT", "--mask", "100000"], 1, "mask_token_id is 100000"),
+        (["drafter", "ANSWERS", "OUT", "--rate", "7", *SMALL], 1, "rate is 7"),
+        (["drafter", "ANSWERS", "OUT", "--steps", "0"], 2, "--steps"),
+        (["drafter", "ANSWERS", "OUT", "--block", "1"], 2, "--block"),
+    ],
+)
+def test_a_mistake_gets_one_line_and_no_file(run, answers, tmp_path, words, code, message):
+    (tmp_path / "empty").mkdir()
+    names = {"OUT": tmp_path / "out", "EMPTY": tmp_path / "empty", "ANSWERS": answers}
+    found, _, err = run(*(names.get(word, word) for word in words))
+    assert found == code and message in err
+    assert code == 2 or len(err.splitlines()) <= 2  # what was chosen, and what is wrong
+    assert not (tmp_path / "out").exists()
+
+
+def test_data_of_another_model(run, answers, tmp_path):
+    other = write_hub(tmp_path / "other", seed=1, num_hidden_layers=6)
+    code, _, err = run("drafter", answers, tmp_path / "run", *SMALL, model=other)
+    assert code == 1 and "made with another target" in err
+
+
+def test_a_run_with_other_settings_is_refused(run, answers, tmp_path):
+    assert run("drafter", answers, tmp_path / "run", *SMALL)[0] == 0
+    words = [word if word != "2" else "3" for word in SMALL]
+    code, _, err = run("drafter", answers, tmp_path / "run", *words)
+    assert code == 1 and "was begun with rows 2, not 3" in err
+
+
+def test_the_defaults_are_those_of_the_library():
+    import inspect
+
+    from dflash_lite.dflash import new_drafter
+
+    options = inspect.signature(runs.drafter_command).parameters
+    value = lambda name: getattr(options[name].default, "default", options[name].default)
+    usual = training.TrainSettings()
+    for name in ("steps", "rows", "rate", "warmup", "clip", "decay", "longest", "seed",
+                 "keep_features", "evaluate_every", "save_every"):  # fmt: skip
+        assert value(name) == getattr(usual, name), name
+    ours = inspect.signature(new_drafter).parameters
+    assert all(value(name) == ours[name].default for name in ("layers", "block"))
+    assert replace(usual, steps=value("steps")) == usual
