@@ -154,7 +154,6 @@ SAMPLE_TOKENS = 16  # of each answer, in a dry run
 train_app = typer.Typer(
     no_args_is_help=True, help="Data for a drafter, and its training."
 )
-app.add_typer(train_app, name="train")
 
 
 @train_app.command("data")
@@ -444,6 +443,7 @@ def run_training(
 # %% tags=["export"]
 def main() -> None:
     """The command `dflash-lite`; it ends the process."""
+    app.add_typer(train_app, name="train")
     start()
 
 

@@ -23,9 +23,9 @@ def main() -> None:
     """Load the command and run it."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
-    from dflash_lite import benchmark
+    from dflash_lite import training_runs
 
-    benchmark.main()
+    training_runs.main()
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ __all__ = [
     "make_lookup",
     "make_early_exit",
     "make_replay",
+    "make_dflash",
     "DRAFTERS",
     "check_names",
     "make_drafter",
@@ -174,9 +175,22 @@ def make_replay(model: Any, block: int, detail: str) -> Any:
     return Replay(np.full((1, 1), -1, np.int32), block, share)
 
 
+def make_dflash(model: Any, block: int, detail: str) -> Any:
+    """A trained `DFlash`; the detail is what `load_drafter` takes."""
+    if not detail:
+        refuse(
+            "The drafter is 'dflash'; expected dflash: and the folder or the "
+            "Hub id of one, such as dflash:runs/drafter."
+        )
+    from dflash_lite.dflash import load_drafter
+
+    return load_drafter(detail, model, block)
+
+
 DRAFTERS: dict[str, Callable[[Any, int, str], Any]] = {
     "lookup": make_lookup,
     "early-exit": make_early_exit,
+    "dflash": make_dflash,
     "replay": make_replay,
 }
 

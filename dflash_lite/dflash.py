@@ -186,11 +186,12 @@ def read_config(data: Mapping[str, Any]) -> DFlashConfig:
     layers = hub_config({**data, **whole})
     count, targets = layers.num_hidden_layers, get("num_target_layers")
     ids = get("target_layer_ids")
-    known = type(targets) is int and targets > 4
+    least = 5 if ids is None else 1  # that taps can spread over
+    known = type(targets) is int and targets >= least
     if not known and (targets is not None or ids is None):
         raise UserError(
-            f"num_target_layers is {targets!r}; expected a whole number above "
-            "4, or target_layer_ids."
+            f"num_target_layers is {targets!r}; expected a whole number of "
+            f"{least} or more, or target_layer_ids alone."
         )
     taps = default_taps(targets, count) if ids is None else tuple(ids)
     windows, causal = read_windows(data, own, count)

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 import dflash_lite
 from dflash_lite import training, training_runs as runs
-from dflash_lite.command_line import app
 
 PROMPTS = [("Say hi!", "chat"), ("the in", "math"), ("What?", "chat"), ("er er", "math"),
            ("x", "math"), ("hello there", "code"), ("1 + 1", "math")]  # fmt: skip
@@ -55,8 +54,8 @@ def run(hub, monkeypatch):
     monkeypatch.setattr(runs, "keep_programs", lambda: None)
 
     def run(*arguments, model=hub):
-        words = ["train", *map(str, arguments), "--model", str(model)]
-        found = CliRunner().invoke(app, words)
+        words = [*map(str, arguments), "--model", str(model)]
+        found = CliRunner().invoke(runs.train_app, words)
         if found.exception and not isinstance(found.exception, SystemExit):
             raise found.exception
         return found.exit_code, found.stdout, found.stderr
