@@ -53,7 +53,7 @@ test: ## all that must pass, with the newest versions
 	$(PY) -m ruff check .
 	$(PY) tools/notebooks.py --check
 	$(PY) $(tests)
-	$(PY) $(strict) chapters/*.ipynb
+	$(PY) $(strict) --keep-outputs chapters/*.ipynb
 	$(PY) tools/student.py
 	DFLASH_LITE_CHECK=lenient $(PY) $(lax) $(student)
 	$(PY) -m sphinx -W --keep-going -q -b html -c book . build/html
@@ -68,7 +68,7 @@ test-colab: ## package tests and chapters with the versions of Colab's TPU runti
 
 test-browser: book ## the book in a real Chromium
 	$(call setup,.venv,book browser test)
-	CHROMIUM=$$(sh tools/browser.sh) && CHROMIUM=$$CHROMIUM $(PY) -m pytest -q tests/browser
+	CHROMIUM=$$(sh tools/browser.sh) && CHROMIUM=$$CHROMIUM $(PY) $(pytest) tests/browser
 
 tpu-check: ## compile every program for TPUs that are not there (TPU="--chip v5e --only decode")
 	$(call setup,.venv-tpu,test tpu,3.13)

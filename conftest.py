@@ -3,6 +3,8 @@
     pytest --nbval-lax --nbval-current-env chapters/*.py    each cell runs without an error
     pytest --nbval --nbval-current-env --nbval-sanitize-with tools/sanitize.cfg chapters/*.ipynb
                                                             each output is what the notebook says
+
+With `--keep-outputs` the book finds what passing notebooks show, and does not run them again.
 """
 
 import os
@@ -15,9 +17,17 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "tools"))
 
 
+def pytest_addoption(parser):
+    parser.addoption("--keep-outputs", action="store_true", help="keep outputs for the book")
+
+
 def pytest_configure(config):
     if config.option.nbval or config.option.nbval_lax:
         os.environ.setdefault("DFLASH_LITE_CHECK", "strict")
+    if config.option.keep_outputs:
+        from keep_outputs import KeepOutputs
+
+        config.pluginmanager.register(KeepOutputs())
 
 
 def pytest_collectstart(collector):

@@ -3,12 +3,14 @@
     python -m bench.exactness [--prompts 60] [--tokens 256] [--model smollm2-135m]
 
 Greedy, float32. A difference is a near-tie if both tokens are almost the best, by the rule of
-chapter 93. What follows a difference is another text and is not compared. A long run on two cores.
+chapter 93. What follows a difference is another text and is not compared. A long run on two cores:
+what it has is kept in build/ after each batch, and the same command goes on from there.
 """
 
 import argparse
 import datetime
 import json
+import os
 import platform
 import sys
 from importlib import metadata
@@ -17,12 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from bench.report import EXACTNESS, RESULTS, grid, machine as where, write
+from bench.report import EXACTNESS, RESULTS, ROOT, grid, machine as where, write
 from dflash_lite.benchmark import NEAR_TIE, first_difference, hardware, logit_gap, read_tasks
 
 AT_ONCE = 6  # prompts in a batch
 PAGE = 16
 LIMIT = NEAR_TIE["float32"]
+PARTIAL = ROOT / "build" / "exactness.json"
 
 
 def prompts(count: int) -> list[str]:
@@ -47,7 +50,24 @@ def compare(
     }  # fmt: skip
 
 
-def measure(name: str, count: int, new_tokens: int) -> dict:
+def resume(run: dict, partial: Path) -> dict:
+    """What an earlier call of the same run has kept: texts and steps by way, none for a new run."""
+    try:
+        kept = json.loads(partial.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return kept["found"] if kept.get("run") == run else {}
+
+
+def keep(run: dict, found: dict, partial: Path) -> None:
+    """Write what there is, whole or not at all."""
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    beside = partial.with_suffix(".new")
+    beside.write_text(json.dumps({"run": run, "found": found}), "utf-8")
+    os.replace(beside, partial)
+
+
+def measure(name: str, count: int, new_tokens: int, partial: Path = PARTIAL) -> dict:
     """The results for all ways."""
     import jax
     from tqdm import tqdm
@@ -78,29 +98,38 @@ def measure(name: str, count: int, new_tokens: int) -> dict:
         "a drafter right in 7 of 10": replay(0.7),
         f"the first {half} layers": lambda *_: dflash_lite.EarlyExit(half, 4),
     }
+    versions = {"python": platform.python_version()} | {
+        n: metadata.version(n) for n in ("dflash_lite", "jax", "flax", "numpy")
+    }
+    run = {"model": name, "ids": ids, "new_tokens": new_tokens, "versions": versions}
     runs = [(way, cache) for way in ways for cache in ("dense", "pages")]
-    found: dict[tuple[str, str], list] = {run: [] for run in runs}
-    steps: dict[tuple[str, str], int] = dict.fromkeys(runs, 0)
-    for group in tqdm(groups, unit="batch"):
+    found = resume(run, partial) or {
+        f"{way}, {cache}": {"texts": [], "steps": 0} for way, cache in runs
+    }
+    done = len(found["plain, dense"]["texts"]) // AT_ONCE
+    for group in tqdm(groups[done:], unit="batch", initial=done, total=len(groups)):
+        plain: list[list[int]] = []
         for way, cache in runs:
-            plain = found["plain", "dense"][-len(group) :]
             drafter = ways[way](group, plain)
             kept = memory if cache == "pages" else None
             answers = generate(
                 model, tokenizer, group, max_new_tokens=new_tokens, drafter=drafter, memory=kept
             )
-            found[way, cache] += [answer.tokens for answer in answers]
-            steps[way, cache] += answers[0].statistics.decode_steps
-    plain, stops = found["plain", "dense"], tokenizer.stop_ids
-    rows = [
-        {"way": way, "cache": cache, "steps": steps[way, cache]}
-        | compare(model, ids, plain, found[way, cache], stops)
-        for way, cache in runs[1:]
-    ]
+            texts = [answer.tokens for answer in answers]
+            plain = plain or texts
+            found[f"{way}, {cache}"]["texts"] += texts
+            found[f"{way}, {cache}"]["steps"] += answers[0].statistics.decode_steps
+        keep(run, found, partial)
+    plain, stops = found["plain, dense"]["texts"], tokenizer.stop_ids
+    rows = []
+    for way, cache in runs[1:]:
+        there = found[f"{way}, {cache}"]
+        rows.append(
+            {"way": way, "cache": cache, "steps": there["steps"]}
+            | compare(model, ids, plain, there["texts"], stops)
+        )
     return {
-        "date": datetime.date.today().isoformat(), "machine": hardware(),
-        "versions": {"python": platform.python_version()}
-        | {n: metadata.version(n) for n in ("dflash_lite", "jax", "flax", "numpy")},
+        "date": datetime.date.today().isoformat(), "machine": hardware(), "versions": versions,
         "model": name, "prompts": len(ids), "new_tokens": new_tokens, "page": PAGE,
         "device": jax.default_backend(), "limit": LIMIT, "tokens": sum(map(len, plain)),
         "rows": rows,
@@ -141,10 +170,11 @@ def main() -> int:
     try:
         results = measure(args.model, args.prompts, args.tokens)
     except KeyboardInterrupt:
-        print("\nInterrupted; nothing was written.", file=sys.stderr)
+        print("\nInterrupted; the same command goes on from the last batch.", file=sys.stderr)
         return 130
     args.output.mkdir(parents=True, exist_ok=True)
     (args.output / EXACTNESS).write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    PARTIAL.unlink(missing_ok=True)
     print(table(results))
     if args.output == RESULTS:
         write()

@@ -1,14 +1,13 @@
 """Sphinx configuration: sphinx-build -W --keep-going -b html -c book . build/html"""
 
-import hashlib
 import os
 import sys
 import tomllib
-from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "book" / "_ext"))
+import pages  # noqa: E402
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 REPOSITORY = PROJECT["urls"]["Repository"].removesuffix("/")
@@ -34,15 +33,10 @@ myst_enable_extensions = ["alert", "amsmath", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 bibtex_bibfiles = ["references.bib"]
 
-# Chapters run once; jupyter-cache keeps the outputs. It keys on a chapter's own cells, so
-# the folder's name stands for all else that shapes them: the package and the versions.
+# Chapters run once, here or before in `make test`; jupyter-cache keeps the outputs.
 nb_custom_formats = {".py": "pages.read"}
 nb_execution_mode = "cache"
-versions = [sys.version, metadata.version("jax"), metadata.version("flax")]
-fingerprint = hashlib.sha256(repr(versions).encode())
-for module in sorted((ROOT / "dflash_lite").glob("*.py")):
-    fingerprint.update(module.read_bytes())
-nb_execution_cache_path = str(ROOT / "build" / "jupyter-cache" / fingerprint.hexdigest()[:16])
+nb_execution_cache_path = str(pages.cache_folder())
 nb_execution_timeout = 900  # seconds a cell, on a busy machine
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True

@@ -1021,7 +1021,7 @@ class PagedCache:
 
 
 # queries brought to pages, for each entry of a table; see bench/visits.py
-FEW_VISITS = 3
+FEW_VISITS = 1.5
 
 # %% [markdown]
 # Pages outlive a call: a system message that one call has read, the next one
@@ -1281,7 +1281,7 @@ assert none == 0 and shared == 4 * (len(chat("")) // 16)
 
 # %%
 held = {"the limit": reserved["the limit"][4], "pages": texts}
-print({name: round(count, 1) for name, count in held.items()})
+print({name: round(float(count), 1) for name, count in held.items()})
 
 # %% [markdown]
 # Now the tokens per second, on this machine. We take a quarter of that memory,

@@ -578,7 +578,7 @@ class PagedCache:
 
 
 # queries brought to pages, for each entry of a table; see bench/visits.py
-FEW_VISITS = 3
+FEW_VISITS = 1.5
 
 
 class PagedMemory:

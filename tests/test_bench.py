@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+import dflash_lite
 from bench import (
     __main__ as driver,
     exactness,
@@ -19,9 +20,10 @@ from bench import (
     ratios,
     report,
     speculation,
+    visits as visits_of,
 )
 from bench.__main__ import rotate
-from dflash_lite import benchmark
+from dflash_lite import benchmark, decoding, paged_attention
 
 
 def test_ratios_are_taken_within_a_round():
@@ -280,7 +282,10 @@ PAGED = MADE_UP | {
     "least_bytes": 2_000_000_000, "page_bytes": 2_200_000_000,
     "bytes": {"dense": 3e9, "pages": 3.3e9, "XLA's attention": 4e9},
     "seconds": {"dense": [0.1, 0.2], "pages": [0.11, 0.26], "XLA's attention": [0.2, 0.4],
-                "many rows": [0.5, 1.0], "upkeep": [0.001, 0.004]},
+                "many rows": [0.5, 1.0], "upkeep": [0.001, 0.004],
+                "room for the longest": [0.1, 0.2], "room in pages": [0.2, 0.5]},
+    "budget": {"rows": 4096, "longest": 2048, "usual": 529,
+               "texts": {"room for the longest": 2, "room in pages": 8}},
 }  # fmt: skip
 
 
@@ -292,6 +297,24 @@ def test_pages_beside_the_dense_cache():
     assert "2.5 ms a step on the host, 0.3% (0.2 to 0.4)" in found
     assert "at least 2 GB" in found and "1.10 times that for whole pages" in found
     assert "3 GB for the dense cache, 1.10 times that for pages" in found
+    # 4 times the texts, in steps 2 and 2.5 times as long
+    assert "takes 2.25 (2.00 to 2.50) times as long as one of 2" in found
+    assert "there are 1.80 (1.60 to 2.00) times as many tokens a second" in found
+
+
+@pytest.mark.parametrize(
+    "shared, entries",
+    [
+        (0, 8 * 32),  # a page of its own for each entry of the tables
+        (256, (8 * 32) * 8),  # every page of the pool has a place for eight texts
+    ],
+)
+def test_visits_are_counted_as_the_cache_counts_them(shared, entries):
+    visits, (q, keys, values, at, positions) = visits_of.problem(3, shared)
+    assert visits == 3 * entries / (8 * 32)
+    gathered = paged_attention.gather_pages(q, keys, values, at, positions)
+    visited = paged_attention.visit_pages(q, keys, values, at, positions)
+    np.testing.assert_allclose(visited, gathered, atol=2e-5)
 
 
 def test_a_page_shows_each_table_in_its_place(site):
@@ -332,6 +355,47 @@ def test_the_benchmarks_read_the_prompts_of_the_package():
     chosen = speculation.prompts(2)
     assert [name for name, _ in chosen] == [x for x in speculation.SETS for _ in range(2)]
     assert chosen[:2] == [("copy", t.prompt) for t in tasks if t.set == "copy"][:2]
+
+
+def test_an_interrupted_run_goes_on(tmp_path, monkeypatch):
+    """The second call makes only what is missing, and a run of other settings begins anew."""
+    made = []
+
+    class Tokenizer:
+        stop_ids = (0,)
+
+    class Model:
+        config = SimpleNamespace(num_hidden_layers=4)
+
+    def generate(model, tokenizer, group, **options):
+        if len(made) == 12:
+            raise KeyboardInterrupt
+        made.append((tuple(map(tuple, group)), type(options["drafter"]).__name__))
+        cost = SimpleNamespace(decode_steps=3)
+        return [SimpleNamespace(tokens=[*ids, 7], statistics=cost) for ids in group]
+
+    monkeypatch.setattr(dflash_lite, "load", lambda name: (Model(), Tokenizer()))
+    monkeypatch.setattr(dflash_lite, "PagedMemory", lambda *_: None)
+    monkeypatch.setattr(decoding, "encode_prompt", lambda tokenizer, text, *_: [len(text)])
+    monkeypatch.setattr(decoding, "generate", generate)
+    partial = tmp_path / "deep" / "kept.json"
+    with pytest.raises(KeyboardInterrupt):
+        exactness.measure("made-up", 12, 4, partial)
+    assert len(made) == 12  # eight ways for the first batch of six, four for the second
+    made.append(())
+    found = exactness.measure("made-up", 12, 4, partial)
+    rest = made[13:]
+    assert len(rest) == 8 and len({group for group, _ in rest}) == 1
+    assert rest[0] != made[0] and found["tokens"] == 12 * 2
+    assert [row["differences"] for row in found["rows"]] == [0] * 7
+    assert [row["steps"] for row in found["rows"]] == [6] * 7
+    exactness.measure("made-up", 12, 4, partial)
+    assert len(made) == 13 + 8  # all is there
+    exactness.measure("made-up", 12, 5, partial)
+    assert len(made) == 13 + 8 + 16
+    partial.write_text("{")
+    exactness.measure("made-up", 12, 5, partial)
+    assert len(made) == 13 + 8 + 32
 
 
 def test_where_texts_part():

@@ -694,6 +694,49 @@ def test_changed_output_fails_strictly(made):
     assert code == 1 and "01_counting.ipynb::Cell 2" in text and "3 words" in text, text
 
 
+SHOWING = '''
+# %% [markdown]
+# # 3. Showing
+#
+# What does a page show?
+
+# %% tags=["nbval-ignore-output"]
+from IPython.display import HTML, display
+
+handle = display("before", display_id=True)
+
+# %%
+handle.update("after")
+HTML("<b>bold</b>")
+'''
+
+
+def test_the_book_finds_what_the_tests_saw(made):
+    from jupyter_cache import get_cache
+
+    shutil.copytree(ROOT / "book" / "_ext", made / "book" / "_ext")
+    write_chapter(made, 3, "showing", SHOWING)
+    assert tangle.main([], made) == 0 and notebooks.main(["03"], made) == 0
+    edit(made / "chapters" / "02_ranking.ipynb", "\"'b'\"", "\"'c'\"")
+    sys.path.insert(0, str(ROOT / "book" / "_ext"))
+    from pages import read
+
+    def page(name):
+        [folder] = (made / "build" / "jupyter-cache").iterdir()
+        written = (made / "chapters" / f"{name}.py").read_text("utf-8")
+        _, found = get_cache(folder).merge_match_into_notebook(read(written))
+        return [cell.outputs for cell in found.cells if cell.cell_type == "code"]
+
+    code, text = pytest_run(made, *STRICT[:-1], "--keep-outputs", "chapters")
+    assert code == 1 and "1 failed" in text, text
+    outputs = page("01_counting")
+    assert outputs[1][0].text == "2 words\n" and float(outputs[3][0].data["text/plain"]) > 0
+    (changed,), (bold,) = page("03_showing")
+    assert changed.data["text/plain"] == "'after'" and bold.data["text/html"] == "<b>bold</b>"
+    with pytest.raises(KeyError):
+        page("02_ranking")  # a cell has failed
+
+
 def test_warning_does_not_fail_strictly(made):
     edit(made / "dflash_lite" / "counting.py", "import re\n",
          "import re\nimport sys\nprint('warning', file=sys.stderr)\n")

@@ -1,18 +1,34 @@
 """Chapters as pages: how Sphinx reads them, shows their exercises and links to Colab."""
 
+import hashlib
 import re
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import jupytext
 import nbformat
 from docutils import nodes
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
 from notebooks import colab_link  # noqa: E402
 from student import MARKER, learners_edition  # noqa: E402
 
 NOTEBOOK_LINK = re.compile(r"(\]\((?!\w+:)[^)\s]*)\.ipynb(?=[)#\s])")
+
+
+def cache_folder():
+    """Where jupyter-cache keeps the outputs.
+
+    It keys on a chapter's own cells, so the folder's name stands for all else that shapes them: the
+    package and the versions.
+    """
+    versions = [sys.version, metadata.version("jax"), metadata.version("flax")]
+    fingerprint = hashlib.sha256(repr(versions).encode())
+    for module in sorted((ROOT / "dflash_lite").glob("*.py")):
+        fingerprint.update(module.read_bytes())
+    return ROOT / "build" / "jupyter-cache" / fingerprint.hexdigest()[:16]
 
 
 def read(text):
