@@ -1003,6 +1003,12 @@ def write_config(config: DFlashConfig) -> dict[str, Any]:
 # Before it is trained, a drafter's numbers are random. Embedding and head it
 # has from the target; a mask token needs a row of the embedding, and any token
 # that no text contains will do.
+#
+# One number is not left to chance. What enters a block are rows of the
+# embedding, and the residual stream carries them to the head, which knows them
+# well: the first guesses would be sure, and wrong. So the final norm begins
+# small, such that logits spread by about one. In the run below the loss begins
+# at 16; without this at 53.
 
 # %% tags=["export"]
 def new_drafter(
@@ -1042,6 +1048,9 @@ def new_drafter(
         draft_vocab_size=None if vocabulary is None else len(vocabulary),
     )  # fmt: skip
     network = DraftNetwork(config, rngs=nnx.Rngs(seed))
+    head = target_head(target, None).astype(jnp.float32)
+    spread = jnp.sqrt(jnp.mean(head * head) * shape.hidden_size)
+    network.norm.weight[...] = network.norm.weight[...] / spread
     if vocabulary is None:
         return DFlash(network, block)
     return DFlash(network, block, jnp.asarray(vocabulary, jnp.int32))
@@ -1078,14 +1087,14 @@ features = read_features(model, jnp.array(tokens), drafter.taps)
 batch = Batch(jnp.array(tokens), lengths, starts, features)
 
 # %% [markdown]
-# A hundred steps on these three texts. A drafter that learns three texts by
-# heart is of no use to anybody, but it shows that all parts work together: if a
+# Sixty steps on these three texts. A drafter that learns three texts by heart is
+# of no use to anybody, but it shows that all parts work together: if a
 # position, a tap or a mask were wrong, decoding would accept less than training
 # promises.
 
 # %%
 parts = Parts.of(drafter)
-rates = optax.warmup_cosine_decay_schedule(0, 3e-3, 5, 100)
+rates = optax.warmup_cosine_decay_schedule(0, 3e-3, 5, 60)
 change = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rates))
 
 
@@ -1100,52 +1109,84 @@ def learn(params, state, key):
 # %%
 params, state = parts.params, change.init(parts.params)
 curve = []
-for step in range(100):
+for step in range(60):
     key = jax.random.fold_in(jax.random.key(0), step)
     params, state, sums = learn(params, state, key)
     curve.append(float(sums["accepted"] / sums["anchors"]))
 learned = parts.join(params)
 
-# %% mystnb={"image": {"alt": "Acceptance length in training over a hundred steps: it starts at 1 and climbs towards the block of 8."}}
+# %% mystnb={"image": {"alt": "Acceptance length in training over sixty steps: it starts at 1 and climbs towards the block of 8."}}
 fig, ax = plt.subplots(figsize=(7, 2.4))
 ax.plot(curve)
 ax.axhline(8, linestyle=":", color="gray")
 _ = ax.set(xlabel="step", ylabel="acceptance length")
 
 # %% [markdown]
-# Now decode the same three answers with it. The text must be the same, and the
-# number of steps small.
+# Now decode with it, from the prompt of the code. The text must be the same,
+# and the number of steps small.
 
 # %%
-for text in texts:
-    prompt = text.tokens[: text.start].tolist()
-    count = min(len(text.tokens), length) - text.start
-    how = dict(max_new_tokens=count)
-    plain = generate(model, tokenizer, prompt, **how)
-    quick = generate(model, tokenizer, prompt, drafter=learned, **how)
-    assert quick.tokens == plain.tokens
-    per_step = quick.statistics.acceptance_length
-    print(f"{text.set}: {per_step:.1f} tokens a step")
-    assert per_step > 2
+prompt = texts[1].tokens[: texts[1].start].tolist()
+how = dict(max_new_tokens=64)
+plain = generate(model, tokenizer, prompt, **how)
+quick = generate(model, tokenizer, prompt, drafter=learned, **how)
+assert quick.tokens == plain.tokens
+per_step = quick.statistics.acceptance_length
+print(f"{per_step:.1f} tokens a step")
+assert per_step > 2
 
 # %% [markdown]
-# ### A silent bug
+# ### Silent bugs
 #
-# What if the taps were off by one layer? Nothing fails, and the text is still
-# right. Only the acceptance length tells.
+# Feed this drafter wrong features, and nothing fails. The text of a decoding
+# would stay right, because the target checks every draft. Only the acceptance
+# length tells.
+#
+# **Predict.** Which hurts more: taps that are off by one layer, or features
+# that are off by one position?
+
 
 # %%
-shape = learned.network.config
-shifted = tuple(tap + 1 for tap in shape.target_layer_ids)
-graph, weights = nnx.split(learned.network)
-wrong = nnx.merge(graph, weights)
-wrong.config = dataclasses.replace(shape, target_layer_ids=shifted)
-wrong = dataclasses.replace(learned, network=wrong)
-answer = generate(model, tokenizer, prompt, drafter=wrong, **how)
-assert answer.tokens == plain.tokens
-found = answer.statistics.acceptance_length
-print(f"taps {wrong.taps}: {found:.1f} tokens a step, not {per_step:.1f}")
-assert found < per_step
+@jax.jit
+def accepted(features):
+    key = jax.random.key(1)
+    sums = learned.loss(model, batch._replace(features=features), key)[1]
+    return sums["accepted"] / sums["anchors"]
+
+
+def tapped(offset):
+    layers = tuple(tap + offset for tap in drafter.taps)
+    return read_features(model, batch.tokens, layers)
+
+
+# %%
+right = batch.features
+features = {
+    "as trained": right,
+    "one layer later": tapped(1),
+    "four layers later": tapped(4),
+    "one position late": tuple(jnp.roll(x, 1, axis=1) for x in right),
+    "none": tuple(jnp.zeros_like(x) for x in right),
+}
+lengths = {name: float(accepted(x)) for name, x in features.items()}
+
+# %% mystnb={"image": {"alt": "Five bars of acceptance length. As trained about 6.5; one layer later about 5.5; four layers later about 4; one position late 1.3; without features 1.0."}}
+fig, ax = plt.subplots(figsize=(7, 2.2))
+ax.barh(list(lengths), list(lengths.values()))
+ax.invert_yaxis()
+_ = ax.set(xlabel="acceptance length, from 1 to 8")
+
+# %%
+names = "as trained", "one layer later", "four layers later", "none"
+ordered = [lengths[name] for name in names]
+assert ordered == sorted(ordered, reverse=True)
+assert lengths["one position late"] < 2
+
+# %% [markdown]
+# A neighbouring layer says nearly the same, since every layer only adds to the
+# residual stream. So this bug hides best: a few tenths of acceptance, no error,
+# no wrong text. The features of a neighbouring position are worth little more
+# than none. Chapter 11 has a museum of such bugs.
 
 # %% [markdown]
 # ## Exercises

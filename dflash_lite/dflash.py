@@ -876,6 +876,9 @@ def new_drafter(
         draft_vocab_size=None if vocabulary is None else len(vocabulary),
     )  # fmt: skip
     network = DraftNetwork(config, rngs=nnx.Rngs(seed))
+    head = target_head(target, None).astype(jnp.float32)
+    spread = jnp.sqrt(jnp.mean(head * head) * shape.hidden_size)
+    network.norm.weight[...] = network.norm.weight[...] / spread
     if vocabulary is None:
         return DFlash(network, block)
     return DFlash(network, block, jnp.asarray(vocabulary, jnp.int32))

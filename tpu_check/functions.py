@@ -252,11 +252,10 @@ LAYERS = {"SmolLM2-135M": 3, "Qwen3-4B": 5}  # of a DFlash drafter
 @functools.cache
 def dflash_drafter(name: str, block: int) -> dflash.DFlash:
     """A drafter whose parameters have shapes and no values, in the type of its target."""
-    target = shapes(name)
     last = MODELS[name].vocab_size - 1
-    make = lambda: dflash.new_drafter(target, last, layers=LAYERS[name], block=block)
+    make = lambda target: dflash.new_drafter(target, last, layers=LAYERS[name], block=block)
     cast = lambda x: jax.ShapeDtypeStruct(x.shape, DTYPE)
-    return jax.tree.map(cast, jax.eval_shape(make))
+    return jax.tree.map(cast, jax.eval_shape(make, shapes(name)))
 
 
 def drafter_of(entry: "Entry", learned: bool) -> Any:
