@@ -1632,7 +1632,9 @@ class Stop:
         self.asked = False
         main = threading.current_thread() is threading.main_thread()
         numbers = (signal.SIGTERM, signal.SIGINT) if main else ()
-        self.old = {n: signal.signal(n, self._ask) for n in numbers}
+        self.old = {n: signal.getsignal(n) for n in numbers}
+        for number in numbers:
+            signal.signal(number, self._ask)
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -1811,9 +1813,9 @@ class Trainer:
     def run(self) -> None:
         """Train to the end, or until told to stop."""
         s, self.mark = self.settings, time.monotonic()
-        if self.step == 0:
-            self.evaluate()
         with Stop() as stop:
+            if self.step == 0:
+                self.evaluate()
             last = self.step >= s.steps
             while not last:
                 self.train_once()

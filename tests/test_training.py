@@ -589,6 +589,22 @@ def test_a_signal_saves_and_stops(model, heads, responses, trained, tmp_path, nu
     assert values(again.metrics) == values(trained.metrics)
 
 
+def test_a_signal_that_comes_while_its_handler_is_set(monkeypatch):
+    real = signal.signal
+
+    def set_and_fire(number, handler):
+        old = real(number, handler)
+        if getattr(handler, "__name__", "") == "_ask":
+            handler(number, None)
+        return old
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(t.signal, "signal", set_and_fire)
+    with t.Stop() as stop:
+        assert stop.asked
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 def test_kept_features_give_the_same_losses(model, heads, responses, trained, tmp_path):
     kept = replace(SETTINGS, keep_features=True)
     found = t.train(model, heads, responses, tmp_path, kept)

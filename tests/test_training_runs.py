@@ -18,8 +18,12 @@ from dflash_lite import training, training_runs as runs
 
 PROMPTS = [("Say hi!", "chat"), ("the in", "math"), ("What?", "chat"), ("er er", "math"),
            ("x", "math"), ("hello there", "code"), ("1 + 1", "math")]  # fmt: skip
-SMALL = ("--layers 1 --block 4 --vocabulary 0 --anchors 4 --rows 2 --steps 4 --evaluate-every 2 "
-         "--taps 1,3").split()  # fmt: skip
+def small(steps=4, rows=2):
+    return (f"--layers 1 --block 4 --vocabulary 0 --anchors 4 --rows {rows} --steps {steps} "
+            f"--evaluate-every 2 --taps 1,3 --mask 5").split()  # fmt: skip
+
+
+SMALL = small()
 
 
 @pytest.fixture(scope="module")
@@ -108,10 +112,10 @@ def test_a_drafter_is_trained_and_loads(run, parts, answers, tmp_path):
     code, said, err = run(*words)
     assert code == 0, err
     lines = said.splitlines()
-    assert [line.split(":")[0] for line in lines] == ["step 0", "step 2", "step 4",
-                                                      "The drafter is in " + str(
-                                                          tmp_path / "run" / "drafter")]
-    assert "taps 1,3, mask token" in err
+    place = tmp_path / "run" / "drafter"
+    assert [line.split(":")[0] for line in lines[:-1]] == ["step 0", "step 2", "step 4"]
+    assert lines[-1] == f"The drafter is in {place}"
+    assert "taps 1,3, mask token 5, " in err
     metrics = training.read_metrics(tmp_path / "run")
     assert [m["step"] for m in metrics if "loss" in m] == [1, 2, 3, 4]
     last = [m for m in metrics if "held_out" in m][-1]["held_out"]
@@ -155,9 +159,8 @@ def test_a_stopped_run_says_how_to_go_on(run, answers, tmp_path, monkeypatch):
 def test_ctrl_c_saves_a_run_that_goes_on(hub, answers, tmp_path):
     """In a process of its own: the first key saves, the same command ends the run."""
     folder = tmp_path / "run"
-    small = [word if word != "4" else "300" for word in SMALL[10:12]]
     words = [sys.executable, "-m", "dflash_lite", "train", "drafter", str(answers), str(folder),
-             "--model", str(hub), *SMALL[:10], *small, "--taps", "1,3", "--save-every", "50",
+             "--model", str(hub), *small(300), "--save-every", "50", "--evaluate-every", "300",
              "--held-out", str(answers)]  # fmt: skip
     first = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert first.stdout.readline().startswith("step 0: held out")
@@ -232,7 +235,7 @@ def test_durations(seconds, said):
         (["data", "OUT", "--own", "4", "--sampled", "1.5"], 2, "--sampled"),
         (["drafter", "EMPTY", "OUT"], 1, "responses-*.safetensors"),
         (["drafter", "ANSWERS", "OUT", "--taps", "a"], 1, "layers like 1,14,27"),
-        (["drafter", "ANSWERS", "OUT", "--taps", "9"], 1, "target_layer_ids is [9]"),
+        (["drafter", "ANSWERS", "OUT", "--taps", "9", "--mask", "5"], 1, "target_layer_ids is [9]"),
         (["drafter", "ANSWERS", "OUT", "--mask", "100000"], 1, "mask_token_id is 100000"),
         (["drafter", "ANSWERS", "OUT", "--rate", "7", *SMALL], 1, "rate is 7"),
         (["drafter", "ANSWERS", "OUT", "--steps", "0"], 2, "--steps"),
@@ -256,8 +259,7 @@ def test_data_of_another_model(run, answers, tmp_path):
 
 def test_a_run_with_other_settings_is_refused(run, answers, tmp_path):
     assert run("drafter", answers, tmp_path / "run", *SMALL)[0] == 0
-    words = [word if word != "2" else "3" for word in SMALL]
-    code, _, err = run("drafter", answers, tmp_path / "run", *words)
+    code, _, err = run("drafter", answers, tmp_path / "run", *small(rows=3))
     assert code == 1 and "was begun with rows 2, not 3" in err
 
 
