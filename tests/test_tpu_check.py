@@ -175,3 +175,21 @@ def test_committed_results_are_of_the_whole_list(path):
     found = {(record["label"], record["chip"]) for record in programs}
     assert found == {(entry.label, chip) for entry in ENTRIES for chip in entry.chips}
     assert [r["problem"] for r in programs if r["problem"]] == []
+
+
+def test_a_part_is_put_into_the_whole_list():
+    from tpu_check.__main__ import added, chosen
+
+    pairs = [(entry.label, chip) for entry, chip in chosen(["v5e", "v6e", "v5p"], "")]
+    record = lambda pair, value: {"label": pair[0], "chip": pair[1], "value": value}
+    gone = record(("a program that the list no longer has", "v5e"), 0)
+    old = {"date": "then", "versions": {"jax": "1"},
+           "programs": [record(pair, 0) for pair in pairs[1:]] + [gone]}  # fmt: skip
+    new = {"date": "now", "versions": {"jax": "1"}, "sources": "x",
+           "programs": [record(pairs[3], 1), record(pairs[0], 1)]}  # fmt: skip
+    found = added(old, new)
+    assert [(r["label"], r["chip"]) for r in found["programs"]] == pairs
+    assert [i for i, r in enumerate(found["programs"]) if r["value"]] == [0, 3]
+    assert found["date"] == "now"
+    with pytest.raises(ValueError, match="compile the whole list"):
+        added(old, new | {"versions": {"jax": "2"}})

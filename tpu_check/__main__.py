@@ -1,10 +1,10 @@
 """Compile every entry of the list for every chip, and say which do not fit.
 
-    python -m tpu_check [--chip v5e] [--only PATTERN] [--results bench/results/tpu.json]
+    python -m tpu_check [--chip v5e] [--only PATTERN] [--add] [--results bench/results/tpu.json]
 
 Needs the environment of `make tpu-check`, and no TPU. Ctrl-C keeps what there is in
 build/tpu_check/, and the same command goes on from there. A run of a part of the list leaves
-the committed results as they are.
+the committed results as they are, or with --add puts its own into them.
 """
 
 import argparse
@@ -90,10 +90,27 @@ def run(work: list[tuple[Entry, str]], partial: Path, results: dict) -> None:
             raise
 
 
+def added(old: dict, results: dict) -> dict:
+    """Older results of the whole list, with those of a part in their places.
+
+    Raises:
+        ValueError: the older ones were made with other versions.
+    """
+    if old["versions"] != results["versions"]:
+        raise ValueError(
+            f"the results in the file were made with {old['versions']}, these with "
+            f"{results['versions']}; compile the whole list"
+        )
+    found = {(r["label"], r["chip"]): r for r in (*old["programs"], *results["programs"])}
+    listed = [(entry.label, chip) for entry, chip in chosen(list(CHIPS), "")]
+    return results | {"programs": [found[key] for key in listed if key in found]}
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--chip", action="append", choices=list(CHIPS), help="only for this one")
     parser.add_argument("--only", default="", metavar="PATTERN", help="entries that match")
+    parser.add_argument("--add", action="store_true", help="put a part into the whole's results")
     parser.add_argument("--results", type=Path, default=report.NEWEST)
     args = parser.parse_args(argv)
     work = chosen(args.chip or list(CHIPS), args.only)
@@ -114,11 +131,16 @@ def main(argv: list[str] | None = None) -> int:
     problems += coverage.forgotten({FUNCTIONS[entry.function][0] for entry in ENTRIES})
     if not whole:
         print(report.table(results["programs"]))
-    else:
-        del results["sources"]
-        args.results.write_text(report.compact(results), "utf-8")
-        partial.unlink()
-        report.write()
+    try:
+        if args.add:
+            results = added(json.loads(args.results.read_text("utf-8")), results)
+        if whole or args.add:
+            del results["sources"]
+            args.results.write_text(report.compact(results), "utf-8")
+            partial.unlink()
+            report.write()
+    except (OSError, ValueError) as error:
+        problems.append(f"{args.results} was not written: {error}")
     for problem in problems:
         print(problem, file=sys.stderr)
     print(f"{len(work)} programs compiled, {len(problems)} problems.")
