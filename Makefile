@@ -7,6 +7,7 @@ PY := .venv/bin/python
 CONSTRAINTS := constraints/colab-tpu-2026-08.txt
 NAMES ?=
 CHAPTERS ?= chapters/*.py
+TESTS ?=
 LAB ?=
 TPU ?=
 
@@ -29,16 +30,14 @@ tests = $(pytest) $(elsewhere) tests
 lax = $(pytest) --nbval-lax --nbval-current-env
 # What depends on the versions; tools, prompts and pages are tested once. Chapters come first: a
 # long file should not begin last.
-once = $(foreach name,bench benchmark pipeline prompts record_demo setup tpu_check traces,\
+once = $(foreach name,bench benchmark pipeline prompts record_demo setup tpu_check traces training_runs,\
 	--ignore tests/test_$(name).py)
-versions = $(lax) $(elsewhere) $(once) $(CHAPTERS) tests
+versions = $(lax) $(elsewhere) $(once) $(TESTS) $(CHAPTERS) tests
 strict = $(pytest) --nbval --nbval-current-env --nbval-sanitize-with tools/sanitize.cfg
-# what was made, not what a learner keeps beside it
-student = $(patsubst chapters/%.py,build/student/%.ipynb,$(wildcard chapters/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-311 test-colab test-browser tpu-check tpu-check-colab lab package \
-	notebooks student book bench address
+.PHONY: help demo test test-311 test-colab test-student test-browser tpu-check tpu-check-colab lab \
+	package notebooks student book bench address
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -54,8 +53,6 @@ test: ## all that must pass, with the newest versions
 	$(PY) tools/notebooks.py --check
 	$(PY) $(tests)
 	$(PY) $(strict) --keep-outputs chapters/*.ipynb
-	$(PY) tools/student.py
-	DFLASH_LITE_CHECK=lenient $(PY) $(lax) $(student)
 	$(PY) -m sphinx -W --keep-going -q -b html -c book . build/html
 
 test-311: ## package tests and chapters on Python 3.11 (CHAPTERS= for none)
@@ -65,6 +62,13 @@ test-311: ## package tests and chapters on Python 3.11 (CHAPTERS= for none)
 test-colab: ## package tests and chapters with the versions of Colab's TPU runtime
 	$(call setup,.venv-colab,test,3.13,--constraints $(CONSTRAINTS))
 	.venv-colab/bin/python $(versions)
+
+test-student: ## package tests and the learner's edition of all chapters, with Colab's versions
+	$(call setup,.venv-colab,test,3.13,--constraints $(CONSTRAINTS))
+	.venv-colab/bin/python tools/student.py
+	DFLASH_LITE_CHECK=lenient .venv-colab/bin/python $(versions)
+
+test-student: CHAPTERS = $(patsubst chapters/%.py,build/student/%.ipynb,$(wildcard chapters/*.py))
 
 test-browser: book ## the book in a real Chromium
 	$(call setup,.venv,book browser test)
