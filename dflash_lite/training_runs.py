@@ -132,7 +132,9 @@ train_app = typer.Typer(
 def data_command(
     folder: Path = typer.Argument(help="For the answers; goes on if it has."),
     model: ModelOption = "smollm2-135m",
-    prompts: Path = typer.Option(None, help=f"A file with lines like {EXAMPLE}."),
+    prompts: Path = typer.Option(
+        None, help=f"A file with lines like {EXAMPLE}."
+    ),
     own: int = typer.Option(
         0, min=0, help="How often the model tries to write a prompt itself."
     ),
