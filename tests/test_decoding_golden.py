@@ -41,6 +41,7 @@ def generate(smollm2, runs):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["raw", "chat"])
 def test_greedy_batch_of_unequal_prompts(smollm2, greedy, kind):
     runs = [r for r in greedy["runs"] if r["kind"] == kind and len(r["ids"]) < LONG]
@@ -51,6 +52,7 @@ def test_greedy_batch_of_unequal_prompts(smollm2, greedy, kind):
     assert generations[0].statistics.prompt_tokens == sum(len(run["ids"]) for run in runs)
 
 
+@pytest.mark.slow
 def test_greedy_alone(smollm2, greedy):
     """The long prompts, and two that a batch above has as well."""
     runs = [run for run in greedy["runs"] if len(run["ids"]) >= LONG]

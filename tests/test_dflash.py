@@ -120,6 +120,7 @@ def test_default_taps_are_z_labs():
 
 # Parts of attention, against one that joins them
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     st.integers(1, 3), st.sampled_from([(1, 1), (2, 1), (4, 2), (3, 3)]), st.integers(1, 5),
@@ -167,6 +168,7 @@ def pair(tmp_path_factory):
 PROMPTS = ["ab ab ab", "the", "in the other theatre, the thing"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["dense", "paged"])
 @pytest.mark.parametrize("how", [{}, {"temperature": 1.0}, {"temperature": 0.8, "top_k": 5}])
 def test_a_random_drafter_leaves_the_text(pair, where, how):
@@ -281,6 +283,7 @@ def random_batch(drafter, target, rows=2, length=24, seed=0):
     return Batch(tokens, lengths, jnp.full(rows, 5), tuple(map(jnp.array, taps)))
 
 
+@pytest.mark.slow
 def test_training_computes_what_drafting_computes(golden):
     """Every layout of z-lab's: windows, causal layers, biases, scales."""
     drafter, target, _ = golden
@@ -384,10 +387,12 @@ def trained(pair):
     return drafter, batch, curve
 
 
+@pytest.mark.slow
 def test_acceptance_rises_with_training(trained):
     assert trained[2][0] < 1.5 and trained[2][-1] > 3
 
 
+@pytest.mark.slow
 def test_decoding_accepts_what_training_counted(pair, trained):
     """Step by step: the drafts of a text and how many of them are accepted are those that the
     training's pass gives at the same anchor."""

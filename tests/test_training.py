@@ -125,6 +125,7 @@ def test_weights_decay_as_the_paper_says(block, gamma):
         t.slot_weights(block, 0)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(st.integers(0, 1000), st.sampled_from([2, 3]))
 def test_mask_and_positions_by_definition(seed, block):
@@ -410,6 +411,7 @@ def test_a_trained_and_a_random_drafter_leave_the_text_as_it_is(model, tokenizer
             assert [x.tokens for x in fast] == [x.tokens for x in plain]
 
 
+@pytest.mark.slow
 def test_measured_acceptance_is_what_decoding_accepts(model, tokenizer, trained, monkeypatch):
     """At each anchor of a greedy text, the loss counts what the step there added."""
     drafter, compared = trained.learner, 0
@@ -550,6 +552,7 @@ def test_held_out_acceptance_by_definition(model, responses, trained):
     assert np.isclose(last, found / anchors)
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_losses(
     model, heads, responses, trained, tmp_path, monkeypatch
 ):
@@ -728,6 +731,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.slow
 def test_four_devices_have_the_same_losses(model, tokenizer, responses, trained, tmp_path):
     hub = write_hub(tmp_path / "hub")
     t.write_responses(
