@@ -708,6 +708,17 @@ handle = display("before", display_id=True)
 # %%
 handle.update("after")
 HTML("<b>bold</b>")
+
+# %% tags=["nbval-ignore-output"]
+from ipywidgets import Output
+
+box = Output()
+with box:
+    print("gone")
+box.clear_output()
+with box:
+    print("inside")
+box
 '''
 
 
@@ -731,7 +742,8 @@ def test_the_book_finds_what_the_tests_saw(made):
     assert code == 1 and "1 failed" in text, text
     outputs = page("01_counting")
     assert outputs[1][0].text == "2 words\n" and float(outputs[3][0].data["text/plain"]) > 0
-    (changed,), (bold,) = page("03_showing")
+    (changed,), (bold,), (box,) = page("03_showing")
+    assert "application/vnd.jupyter.widget-view+json" in box.data
     assert changed.data["text/plain"] == "'after'" and bold.data["text/html"] == "<b>bold</b>"
     with pytest.raises(KeyError):
         page("02_ranking")  # a cell has failed
