@@ -1,5 +1,8 @@
 """What the tests share."""
 
+from pathlib import Path
+
+import jax
 import pytest
 from hypothesis import settings
 
@@ -7,6 +10,26 @@ from hypothesis import settings
 settings.register_profile("steady", derandomize=True, database=None, deadline=None)
 settings.register_profile("search", derandomize=False, print_blob=True, deadline=None)
 settings.load_profile("steady")
+
+
+# written by tools/slow_tests.py
+SLOW = set((Path(__file__).parent / "slow_tests.txt").read_text("utf-8").split())
+
+
+def pytest_collection_modifyitems(items):
+    """Mark what is slow."""
+    for item in items:
+        if f"{item.path.name}::{getattr(item, 'originalname', item.name)}" in SLOW:
+            item.add_marker(pytest.mark.slow)
+
+
+def pytest_runtest_setup(item):
+    """Compile quickly what computes little: else most of the tests' time is the compiler's.
+
+    The chapters run with all optimizations, and so does the real model here.
+    """
+    quick = "smollm2" not in getattr(item, "fixturenames", ())
+    jax.config.update("jax_disable_most_optimizations", quick)
 
 
 @pytest.fixture(scope="session")

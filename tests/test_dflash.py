@@ -30,15 +30,6 @@ NAMES = sorted(path.stem for path in DRAFTERS.glob("*.npz"))
 TOLERANCE = 1e-4
 
 
-@pytest.fixture(scope="module", autouse=True)
-def a_quick_compiler():
-    """Most of this file's time is the compiler's, and its programs run for milliseconds."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 def target_of(config, table=None, seed=0):
     """A random target that a drafter's config fits."""
     shape = config.layers
@@ -120,7 +111,6 @@ def test_default_taps_are_z_labs():
 
 # Parts of attention, against one that joins them
 
-@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     st.integers(1, 3), st.sampled_from([(1, 1), (2, 1), (4, 2), (3, 3)]), st.integers(1, 5),
@@ -138,8 +128,9 @@ def test_attention_over_parts_is_attention(batch, heads, queries, sizes, seed):
         for size in sizes
     ]
     joined = dflash.Part(*(np.concatenate(x, 2 if x[0].ndim == 4 else -1) for x in zip(*parts)))
-    expected = attention(q, *joined)
-    np.testing.assert_allclose(dflash.attend_to_parts(q, parts), expected, atol=2e-6)
+    expected = jax.jit(attention)(q, *joined)
+    found = jax.jit(dflash.attend_to_parts)(q, parts)
+    np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
 def test_what_a_query_sees_follows_the_table():
@@ -168,9 +159,10 @@ def pair(tmp_path_factory):
 PROMPTS = ["ab ab ab", "the", "in the other theatre, the thing"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("where", ["dense", "paged"])
-@pytest.mark.parametrize("how", [{}, {"temperature": 1.0}, {"temperature": 0.8, "top_k": 5}])
+@pytest.mark.parametrize("how, where", [
+    ({}, "dense"), ({}, "paged"), ({"temperature": 1.0}, "paged"),
+    ({"temperature": 0.8, "top_k": 5}, "dense"),
+])  # fmt: skip
 def test_a_random_drafter_leaves_the_text(pair, where, how):
     """Greedy text is the same; a drawn one is as long, and drafts were verified."""
     model, tokenizer, drafter = pair
@@ -196,7 +188,16 @@ def start(model, drafter, prompts, new=24, **how):
     return state, stops, sampling, mode
 
 
-@pytest.mark.parametrize("seed", range(4))
+@jax.jit
+def from_scratch(model, drafter, tokens):
+    """The context's keys and values of whole texts."""
+    output = model(tokens, taps=drafter.taps)
+    fused = drafter.network.fuse(output.taps)
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    return drafter.network.keys_and_values(fused, positions)
+
+
+@pytest.mark.parametrize("seed", range(3))
 def test_memory_holds_the_context_and_nothing_else(pair, seed):
     """After every step, as if the text had been read from scratch in one pass."""
     model, _, drafter = pair
@@ -205,10 +206,7 @@ def test_memory_holds_the_context_and_nothing_else(pair, seed):
     state, stops, sampling, mode = start(model, drafter, prompts)
     for _ in range(5):
         lengths, memory = np.asarray(state.lengths), state.progress.memory
-        output = model(state.tokens, taps=drafter.taps)
-        fused = drafter.network.fuse(output.taps)
-        positions = jnp.broadcast_to(jnp.arange(64), state.tokens.shape)
-        expected = drafter.network.keys_and_values(fused, positions)
+        expected = from_scratch(model, drafter, state.tokens)
         for layer, (k, v) in enumerate(expected):
             for held, new in ((memory.keys, k), (memory.values, v)):
                 for row, length in enumerate(lengths):
@@ -283,7 +281,6 @@ def random_batch(drafter, target, rows=2, length=24, seed=0):
     return Batch(tokens, lengths, jnp.full(rows, 5), tuple(map(jnp.array, taps)))
 
 
-@pytest.mark.slow
 def test_training_computes_what_drafting_computes(golden):
     """Every layout of z-lab's: windows, causal layers, biases, scales."""
     drafter, target, _ = golden
@@ -387,12 +384,10 @@ def trained(pair):
     return drafter, batch, curve
 
 
-@pytest.mark.slow
 def test_acceptance_rises_with_training(trained):
     assert trained[2][0] < 1.5 and trained[2][-1] > 3
 
 
-@pytest.mark.slow
 def test_decoding_accepts_what_training_counted(pair, trained):
     """Step by step: the drafts of a text and how many of them are accepted are those that the
     training's pass gives at the same anchor."""

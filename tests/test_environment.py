@@ -34,6 +34,15 @@ on_colabs_versions = pytest.mark.skipif(
 )
 
 
+def test_slow_tests_are_there():
+    """A renamed one would count as quick."""
+    for line in (ROOT / "tests" / "slow_tests.txt").read_text().split():
+        file, name = line.split("::")
+        text = (ROOT / "tests" / file).read_text(encoding="utf-8")
+        # a Hypothesis state machine has one test, of this name
+        assert f"def {name}(" in text or name == "runTest" and ".TestCase" in text, line
+
+
 def test_conda_environment_follows_pyproject():
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
     *conda, pip = environment["dependencies"]

@@ -71,7 +71,6 @@ def test_tiles_equal_the_definition(problem, tile):
     assert_equal_to_definition(call, problem)
 
 
-@pytest.mark.slow
 @given(problems(700))
 @example(EDGES[0])
 @example(EDGES[1])

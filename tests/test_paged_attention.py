@@ -301,7 +301,6 @@ SHARED = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @given(SHAPES)
 @example(SHARED)
 @settings(max_examples=12, deadline=None)
@@ -318,7 +317,6 @@ def test_both_ways_through_pages_equal_the_definition(shape):
         np.testing.assert_allclose(found[valid], expected[valid], atol=3e-6)
 
 
-@pytest.mark.slow
 @given(SHAPES, st.booleans())
 @example(SHARED, True)
 @example(SHARED, False)
@@ -394,7 +392,6 @@ def over(model, prompts, new, steps, stops, batch_of):
     return [row[len(p) : n].tolist() for row, n, p in zip(seen.tokens, seen.lengths, prompts)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [8, 16, 64, 256])
 def test_pages_write_what_the_dense_cache_writes(model, size):
     """Mixed lengths, borders crossed while growing, and beginnings that are found."""
@@ -420,7 +417,6 @@ def test_a_found_beginning_is_not_computed_again(model):
     assert over_pages(memory, prompt) != first
 
 
-@pytest.mark.slow
 def test_the_simulated_kernel_writes_the_same(model):
     memory = PagedMemory(model, pages=16, size=16, reader="simulated")
     assert memory.cache.keys[0].shape == (16, 2, 16, 128), "heads of 8 in rows of 128"

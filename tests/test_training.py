@@ -62,6 +62,14 @@ def random_batch(seed, rows=3, length=24):
     return t.Batch(jnp.array(tokens), jnp.array(lengths), jnp.array(starts))
 
 
+def drawn(seed, batch, count):
+    """Anchors on the host, where loops over single elements are cheap."""
+    return map(np.asarray, draw_anchors(jax.random.key(seed), batch, count))
+
+
+draw_anchors = jax.jit(t.draw_anchors, static_argnums=2)
+
+
 def places(batch, row):
     """Where this row's anchors may lie, by the rule's own words."""
     length, start = int(batch.lengths[row]), int(batch.starts[row])
@@ -72,7 +80,7 @@ def places(batch, row):
 @given(st.integers(0, 1000), st.sampled_from([1, 4, 30]))
 def test_anchors_are_distinct_places_of_the_response(seed, count):
     batch = random_batch(seed)
-    anchors, valid = t.draw_anchors(jax.random.key(seed), batch, count)
+    anchors, valid = drawn(seed, batch, count)
     for row in range(3):
         allowed = places(batch, row)
         chosen = anchors[row][valid[row]].tolist()
@@ -101,12 +109,18 @@ def test_anchors_of_a_row_depend_on_no_other_row_and_no_padding():
             assert (found[0] == anchors[row]).all() and (fine[0] == valid[row]).all()
 
 
+block_labels = jax.jit(t.block_labels, static_argnums=3)
+
+
 @settings(deadline=None, max_examples=25)
 @given(st.integers(0, 1000), st.sampled_from([2, 4, 9]))
 def test_labels_are_the_tokens_behind_the_anchor(seed, block):
     batch = random_batch(seed)
-    anchors, valid = t.draw_anchors(jax.random.key(seed), batch, 6)
-    labels, there = t.block_labels(batch.tokens, anchors, valid, block, batch.lengths)
+    anchors, valid = drawn(seed, batch, 6)
+    labels, there = map(
+        np.asarray, block_labels(batch.tokens, anchors, valid, block, batch.lengths)
+    )
+    batch = jax.device_get(batch)
     assert labels.shape == there.shape == (3, 6, block - 1)
     for row, n, k in np.ndindex(3, 6, block - 1):
         at = int(anchors[row, n]) + k + 1
@@ -125,14 +139,16 @@ def test_weights_decay_as_the_paper_says(block, gamma):
         t.slot_weights(block, 0)
 
 
-@pytest.mark.slow
+block_mask = jax.jit(t.block_mask, static_argnums=(2, 3))
+
+
 @settings(deadline=None, max_examples=25)
 @given(st.integers(0, 1000), st.sampled_from([2, 3]))
 def test_mask_and_positions_by_definition(seed, block):
     batch, length = random_batch(seed), 24
-    anchors, valid = t.draw_anchors(jax.random.key(seed), batch, 5)
-    mask = np.asarray(t.block_mask(anchors, valid, length, block))
-    positions = t.block_positions(anchors, block)
+    anchors, valid = drawn(seed, batch, 5)
+    mask = np.asarray(block_mask(anchors, valid, length, block))
+    positions = np.asarray(t.block_positions(anchors, block))
     assert mask.shape == (3, 5 * block, length + 5 * block)
     expected = np.zeros(mask.shape, bool)
     for row, n, i in np.ndindex(3, 5, block):
@@ -153,13 +169,15 @@ def test_nothing_leaks_through_two_layers_of_attention():
     weights = jax.random.normal(jax.random.key(2), (2, size, size)) * 0.4
     table = jax.random.normal(jax.random.key(3), (300, size))
 
-    def run(tokens, blocks):
+    @jax.jit
+    def pass_over(tokens, blocks):
         context, x = table[tokens][None], table[blocks].reshape(1, -1, size)
         for w in weights:
             both = jnp.concatenate([context, x], axis=1)[:, None]
             x = x + attention(x[:, :, None], both, both, mask)[:, :, 0] @ w
-        return np.asarray(x).reshape(count, block, size)
+        return x.reshape(count, block, size)
 
+    run = lambda *x: np.asarray(pass_over(*x))
     tokens = batch.tokens[0]
     blocks = jax.random.randint(jax.random.key(4), (count, block), 0, 300)
     before = run(tokens, blocks)
@@ -404,33 +422,34 @@ def heads(model):
 
 def test_a_trained_and_a_random_drafter_leave_the_text_as_it_is(model, tokenizer, heads, trained):
     prompts = [prompt for prompt, _ in PROMPTS]
-    for drafter in (heads, trained.learner):
-        for how in (dict(), dict(temperature=0.8, seed=3)):
-            plain = generate(model, tokenizer, prompts, max_new_tokens=17, **how)
-            fast = generate(model, tokenizer, prompts, max_new_tokens=17, drafter=drafter, **how)
-            assert [x.tokens for x in fast] == [x.tokens for x in plain]
+    for drafter, how in ((heads, dict()), (trained.learner, dict(temperature=0.8, seed=3))):
+        plain = generate(model, tokenizer, prompts, max_new_tokens=17, **how)
+        fast = generate(model, tokenizer, prompts, max_new_tokens=17, drafter=drafter, **how)
+        assert [x.tokens for x in fast] == [x.tokens for x in plain]
 
 
-@pytest.mark.slow
 def test_measured_acceptance_is_what_decoding_accepts(model, tokenizer, trained, monkeypatch):
     """At each anchor of a greedy text, the loss counts what the step there added."""
-    drafter, compared = trained.learner, 0
+    drafter, compared, width = trained.learner, 0, 128
+
+    @jax.jit
+    def accepted(batch, at):
+        monkeypatch.setattr(t, "draw_anchors", lambda *_: (at[None, None], jnp.array([[True]])))
+        return drafter.loss(model, batch, jax.random.key(0)[None])[1]["accepted"]
+
     for prompt, _ in PROMPTS:
         lengths = []
         watch = lambda look: lengths.append(int(look.lengths[0]))  # noqa: B023
         answer = generate(
             model, tokenizer, prompt, max_new_tokens=30, drafter=drafter, watch=watch
         ).tokens
-        tokens = jnp.array([encode_prompt(tokenizer, prompt, True, None) + answer])
-        size = tokens.shape[1]
+        text = encode_prompt(tokenizer, prompt, True, None) + answer
+        tokens = jnp.zeros((1, width), int).at[0, : len(text)].set(jnp.array(text))
         features = t.read_features(model, tokens, drafter.taps)
-        batch = t.Batch(tokens, jnp.array([size]), jnp.array([1]), features)
+        batch = t.Batch(tokens, jnp.array([len(text)]), jnp.array([1]), features)
         for length, following in zip(lengths, lengths[1:]):
-            if length + drafter.block <= size:  # the text's end cuts no draft
-                chosen = jnp.array([[length - 1]]), jnp.array([[True]])
-                monkeypatch.setattr(t, "draw_anchors", lambda *_: chosen)  # noqa: B023
-                _, sums = drafter.loss(model, batch, jax.random.key(0)[None])
-                assert int(sums["accepted"]) == following - length
+            if length + drafter.block <= len(text):  # the text's end cuts no draft
+                assert int(accepted(batch, length - 1)) == following - length
                 compared += following - length > 1
     assert compared
 
@@ -453,6 +472,7 @@ def test_the_state_has_the_features_before_the_anchor(model, tokenizer, heads):
     tokens = encode_prompt(tokenizer, "Say hi!", True, None) + out.tokens
     features = t.read_features(model, jnp.array([tokens]), heads.taps)
     assert len(seen) >= 2
+    features = jax.device_get(features)
     for *kept, anchors in seen:
         fits = [
             tokens[at] == anchors[0]
@@ -528,10 +548,13 @@ def test_a_run_learns_and_says_how(trained, heads):
 def test_held_out_acceptance_by_definition(model, responses, trained):
     """The last evaluation again, from the trained drafter, one anchor at a time."""
     found, anchors = 0, 0
-    drafter = trained.learner
+    drafter = jax.device_get(trained.learner)
+    vocabulary, logits = drafter.vocabulary, jax.jit(type(drafter).logits)
     for text in responses.of("chat").texts:
         tokens = text.tokens[: SETTINGS.longest]
-        features = t.read_features(model, jnp.array(tokens)[None], drafter.taps)
+        wide = np.zeros((1, SETTINGS.longest), int)  # one program for all
+        wide[0, : len(tokens)] = tokens
+        features = jax.device_get(t.read_features(model, jnp.array(wide), drafter.taps))
         all_places = [a for a in range(text.start, len(tokens) - 1)]
         batch = t.Batch(jnp.array(tokens)[None], jnp.array([len(tokens)]), jnp.array([text.start]))
         key = jax.random.fold_in(jax.random.key(SETTINGS.seed), t.HELD_OUT)
@@ -540,8 +563,8 @@ def test_held_out_acceptance_by_definition(model, responses, trained):
         for a in chosen[valid].tolist():
             assert a in all_places
             before = tuple(x[0, a - 1][None] for x in features)
-            scores = drafter.logits(model, before, jnp.array([int(tokens[a])]))[0]
-            guesses = drafter.vocabulary[scores.argmax(-1)].tolist()
+            scores = logits(drafter, model, before, jnp.array([int(tokens[a])]))[0]
+            guesses = vocabulary[np.argmax(scores, -1)].tolist()
             run = 0
             for k, guess in enumerate(guesses, 1):
                 if a + k >= len(tokens) or tokens[a + k] != guess:
@@ -552,7 +575,6 @@ def test_held_out_acceptance_by_definition(model, responses, trained):
     assert np.isclose(last, found / anchors)
 
 
-@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_losses(
     model, heads, responses, trained, tmp_path, monkeypatch
 ):
@@ -731,7 +753,6 @@ except Exception as error:
 """
 
 
-@pytest.mark.slow
 def test_four_devices_have_the_same_losses(model, tokenizer, responses, trained, tmp_path):
     hub = write_hub(tmp_path / "hub")
     t.write_responses(
