@@ -85,6 +85,7 @@ def check_disk(folder: Path, needed_gb: float) -> None:
 
 def install(python: Path, target: str, constraints: Path | None, root: Path) -> None:
     command = [str(python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check",
+               "--no-compile",  # Python compiles what is imported: a small part, and later
                "-e", target,
                # a path, not an import hook: beside a clone of this name, a hook comes too late
                "--config-settings", "editable_mode=compat"]
