@@ -134,7 +134,9 @@ def main():
         np.savez_compressed(
             FOLDER / f"{name}.npz", table=table, features=features, anchors=anchors,
             contexts=np.array(CONTEXTS), taps=np.array(drafter.target_layer_ids),
-            hidden=hidden.numpy(), logits=logits.numpy(), source=json.dumps(source("dflash")),
+            hidden=hidden.numpy(), logits=logits.numpy(), source=json.dumps(
+                source(__file__, "dflash", "torch", "transformers", model=False)
+            ),
         )
     layers = {f"{n} {k}": build_target_layer_ids(n, k) for n in range(5, 81) for k in range(1, 9)}
     (FOLDER / "taps.json").write_text(json.dumps(layers) + "\n")
