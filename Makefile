@@ -113,6 +113,7 @@ bench: ## speed, beside other libraries
 	$(PY) -m bench
 	$(PY) -m bench.paging
 	$(PY) -m bench.speculation
+	$(PY) -m bench.sweep
 	$(PY) -m bench.exactness
 
 address: ## change the repository's public address everywhere (URL=https://github.com/…)

@@ -3,7 +3,7 @@
     python -m bench.report [--check]
 
 A page shows a table between `<!-- bench:NAME -->` and `<!-- /bench -->`; NAME is decoding,
-paging, exactness or speculation.
+paging, exactness, speculation or sweep.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from bench.ratios import Summary, ratio, summary
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 NAME, PLOT, PAGING = "decoding.json", "decoding.svg", "paging.json"
-EXACTNESS, SPECULATION = "exactness.json", "speculation.json"
+EXACTNESS, SPECULATION, SWEEP = "exactness.json", "speculation.json", "sweep.json"
 BLOCK = re.compile(r"(<!-- bench:(\w+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 ALT = (
     "Two plots. Left: tokens per second of each library, a bar each. Right: milliseconds of a "
@@ -218,10 +218,10 @@ def block(results: dict, page: Path) -> str:
 
 def filled(text: str, results: dict, page: Path) -> str:
     """A page's text with the results of `results` between its markers."""
-    from bench import exactness, paging, speculation
+    from bench import exactness, paging, speculation, sweep
 
     tables = {"paging": (paging, PAGING), "exactness": (exactness, EXACTNESS),
-              "speculation": (speculation, SPECULATION)}  # fmt: skip
+              "speculation": (speculation, SPECULATION), "sweep": (sweep, SWEEP)}  # fmt: skip
 
     def new(match: re.Match) -> str:
         if match[2] not in tables:

@@ -20,6 +20,7 @@ from bench import (
     ratios,
     report,
     speculation,
+    sweep,
     visits as visits_of,
 )
 from bench.__main__ import rotate
@@ -454,3 +455,54 @@ def test_the_table_of_prompt_lookup():
     assert found[-1][:2] == ["all", "3.00"] and len(found) == 2 + 3
     alone = rows(speculation.table(speculated("not installed")))
     assert [len(row) for row in alone] == [3] * len(alone)
+
+
+# The number of drafts
+
+
+def swept(drafts, name="lookup", group="math", **also):
+    return {"drafter": name, "set": group, "drafts": drafts, "speedup": 1.5, "speedup_low": 1.4,
+            "speedup_high": 1.6, "predicted": 1.2, "acceptance_length": 2.0, "draft_ms": 1.0,
+            "verify_ms": 30.0, "mismatches": 0, "near_ties": 0} | also  # fmt: skip
+
+
+def test_the_table_of_numbers_of_drafts():
+    made_up = MADE_UP | {"prompts": 2, "runs": 3, "rows": [
+        swept(drafts, name, group) for drafts in (2, 16) for name in sweep.DRAFTERS
+        for group in sweep.SETS
+    ]}  # fmt: skip
+    made_up["rows"][1] |= {"speedup": 0.6, "mismatches": 3, "near_ties": 2}
+    made_up["rows"][-1] |= {"predicted": None}
+    found = sweep.table(made_up)
+    assert rows(found)[2] == ["2", "1.50 / 1.20 (2.00)", "0.60 / 1.20 (2.00)", "1.50 / 1.20 (2.00)"]
+    assert rows(found)[3][0] == "16" and "1.50 / – (2.00)" in found
+    assert "Of 18 rows 1 lose" in found and "no near-tie: 1." in found
+    assert "median 1.25, range 0.50 to 1.25" in found
+    assert "2 prompts of each set, each timed 3 times" in found
+
+
+def test_a_sweep_goes_on_and_knows_other_settings(tmp_path, monkeypatch):
+    made = []
+
+    def measured(settings, tasks):
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        made.append((settings.block, settings.max_new_tokens, [t.set for t in tasks]))
+        entry = swept(0) | {"mode": "lookup"}
+        entries = [entry, entry | {"mode": "plain"}, entry | {"set": "all"}]
+        yield SimpleNamespace(so_far=None)
+        yield SimpleNamespace(so_far=({"results": entries}, ""))
+
+    monkeypatch.setattr(sweep, "measure_all", measured)
+    partial = tmp_path / "deep" / "kept.json"
+    with pytest.raises(KeyboardInterrupt):
+        sweep.measure([1, 4, 16], 2, 8, 1, partial)
+    made.append(None)
+    found = sweep.measure([1, 4, 16], 2, 8, 1, partial)
+    assert [m[0] for m in made if m] == [2, 5, 17]  # the last token and the drafts
+    assert made[0][1:] == (8, ["chat", "code", "math"] * 2)
+    assert [(row["drafter"], row["set"], row["drafts"]) for row in found["rows"]] == [
+        ("lookup", "math", n) for n in (1, 4, 16)
+    ]
+    sweep.measure([1], 2, 9, 1, partial)
+    assert made[-1][:2] == (2, 9)
