@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         train,
         write_responses,
     )
+    from dflash_lite.eagle import DraftLearner, Eagle, load_eagle, save_eagle
     from dflash_lite.dflash import DFlash, load_drafter, save_drafter
     from dflash_lite.traces import (
         Trace,
@@ -74,6 +75,10 @@ __all__ = [
     "read_shards",
     "train",
     "write_responses",
+    "DraftLearner",
+    "Eagle",
+    "load_eagle",
+    "save_eagle",
     "DFlash",
     "load_drafter",
     "save_drafter",
@@ -114,6 +119,10 @@ _MODULES = {
     "read_shards": "training",
     "train": "training",
     "write_responses": "training",
+    "DraftLearner": "eagle",
+    "Eagle": "eagle",
+    "load_eagle": "eagle",
+    "save_eagle": "eagle",
     "DFlash": "dflash",
     "load_drafter": "dflash",
     "save_drafter": "dflash",

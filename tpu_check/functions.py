@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
-from dflash_lite import decoding, dflash, flash_attention as tiles, speculative, training
+from dflash_lite import (
+    decoding,
+    dflash,
+    eagle,
+    flash_attention as tiles,
+    speculative,
+    training,
+)
 from dflash_lite.checkpoints import ModelConfig
 from dflash_lite.decoding import DenseCache, Sampling, State
 from dflash_lite.paged_attention import (
@@ -313,10 +321,56 @@ def read_for_dflash(entry: "Entry") -> Work:
     return work._replace(flops=work.flops + fuse, bound=work.bound + wide, drafter=learned)
 
 
+@functools.cache
+def eagle_drafter(name: str, block: int) -> eagle.Eagle:
+    """A drafter of `WORDS` tokens whose parameters have shapes, in the type of its target."""
+    c = MODELS[name]
+    shape = replace(c, num_hidden_layers=1, model_type="llama")
+    config = eagle.EagleConfig(shape, eagle.eagle_taps(c.num_hidden_layers), WORDS)
+    make = lambda: eagle.EagleNetwork(config, dtype=DTYPE, rngs=nnx.Rngs(0))
+    head = jax.ShapeDtypeStruct((WORDS, c.hidden_size), DTYPE)
+    return eagle.Eagle(nnx.eval_shape(make), block, integers(WORDS), head)
+
+
+def eagle_cost(entry: "Entry", rows: int, keys: int, scored: int) -> tuple[float, float]:
+    """FLOPs and bytes of temporaries of passes of an EAGLE drafter."""
+    config = eagle_drafter(entry.model, entry.tokens).network.config
+    shape = replace(config.shape, vocab_size=WORDS)
+    entrance = (shape.num_attention_heads + 2 * shape.num_key_value_heads) * shape.head_dim
+    wide = shape.hidden_size * (3 * shape.hidden_size + entrance)
+    bound = activations(shape, rows, keys, scored) + 4.0 * rows * 8 * shape.hidden_size
+    return products(shape, rows, keys, scored) + 2.0 * rows * wide, bound
+
+
+def drafted_by_eagle(entry: "Entry") -> Work:
+    """Chapter 8's step: a pass for each draft, a verification, the true rows written anew."""
+    work, batch = drafted(entry, learned=False), entry.batch
+    drafter, rows = eagle_drafter(entry.model, entry.tokens), entry.batch * entry.tokens
+    model, state, *rest = work.arguments
+    make = lambda: drafter.start(shapes(entry.model), batch, entry.context)
+    state = state._replace(progress=jax.eval_shape(make))
+    flops, bound = eagle_cost(entry, 2 * rows, entry.context, rows)
+    return work._replace(
+        arguments=(model, state, *rest), flops=work.flops + flops, bound=work.bound + bound,
+        drafter=drafter,
+    )  # fmt: skip
+
+
+def read_for_eagle(entry: "Entry") -> Work:
+    """Chapter 3's prefill, whose hidden states the drafter reads too."""
+    work, learned = prefill(entry), eagle_drafter(entry.model, 8)
+    rows = entry.batch * min(entry.tokens, decoding.PREFILL_CHUNK)
+    shape = learned.network.config.shape
+    size, made = shape.hidden_size, 2 * shape.num_key_value_heads * shape.head_dim
+    fuse = 2.0 * entry.batch * entry.tokens * size * (3 * size + 2 * made)
+    wide = 4.0 * rows * (2 * 7 * size + 2 * made)
+    return work._replace(flops=work.flops + fuse, bound=work.bound + wide, drafter=learned)
+
+
 # Training
 # --------
 
-WORDS = 8192  # that the heads can draft
+WORDS = 8192  # that heads and EAGLE can draft
 
 
 def replace_rows(entry: "Entry") -> Work:
@@ -392,6 +446,8 @@ FUNCTIONS: dict[str, tuple[str, Callable[["Entry"], Work]]] = {
     "decode with DFlash over pages": (
         "dflash_lite.dflash.DFlash", partial(drafted, learned=True, pages=True)),
     "prefill for DFlash": ("dflash_lite.dflash.DFlash", read_for_dflash),
+    "decode with EAGLE": ("dflash_lite.eagle.Eagle", drafted_by_eagle),
+    "prefill for EAGLE": ("dflash_lite.eagle.Eagle", read_for_eagle),
     "replace_rows": ("dflash_lite.training.replace_rows", replace_rows),
     "read_features": ("dflash_lite.training.read_features", read_features),
     "train heads": ("dflash_lite.training.Steps.train", partial(learning, learns=True)),

@@ -1,0 +1,1360 @@
+# ---
+# jupyter:
+#   dflash_lite:
+#     module: eagle
+#     public:
+#     - DraftLearner
+#     - Eagle
+#     - load_eagle
+#     - save_eagle
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 8. EAGLE-3
+#
+# A drafter of one layer that reads the target's hidden states, drafts token by
+# token, and learns from its own guesses; beside it a draft model of its own.
+# Published checkpoints load.
+#
+# **The question.** A small model that drafts must find out by itself what the
+# large one has long computed. What if it were told?
+#
+# **Afterwards you can** say which token and which hidden state each row of an
+# EAGLE drafter reads, unroll its recurrence in training as in drafting, keep
+# its cache free of guesses, read and write the published checkpoints, and say
+# what a drafter costs that runs once for each draft.
+#
+# **Time.** 55 minutes to read and run, 30 minutes of exercises.
+
+# %% tags=["export"]
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int, Key
+from safetensors.numpy import save_file
+
+from dflash_lite.checkpoints import (
+    ModelConfig,
+    RopeConfig,
+    Tensors,
+    UserError,
+    fetch_hub,
+    hub_config,
+    hub_tensors,
+    read_json,
+)
+from dflash_lite.decoding import DenseCache, Sampling, State
+from dflash_lite.speculative import (
+    Draft,
+    DraftModel,
+    Speculative,
+    as_drafter,
+    at_row,
+    check_block,
+    draw,
+)
+from dflash_lite.training import (
+    Batch,
+    block_labels,
+    block_loss,
+    draw_anchors,
+)
+from dflash_lite.transformer import (
+    MLP,
+    Attention,
+    Cache,
+    Linear,
+    RMSNorm,
+    Rotation,
+    Transformer,
+    fill,
+    matmul,
+    module_list,
+    parameter_parts,
+    read_parameter,
+    rotate,
+    rotation,
+)
+
+# %%
+import dataclasses
+
+import matplotlib.pyplot as plt
+
+from dflash_lite.decoding import generate
+from dflash_lite.exercises import check
+from dflash_lite.speculative import tokens_a_step
+from dflash_lite.training import TrainSettings, example_responses, train
+from dflash_lite.transformer import load
+
+model, tokenizer = load("smollm2-135m")
+
+# %% [markdown]
+# ## A drafter that is told
+#
+# Chapter 6 let a smaller model draft. It reads tokens, as the target does, and
+# works out what they mean with far fewer layers. But the target has read the
+# same text a moment ago. Its hidden states are there, and they hold more than
+# the tokens do: where the sentence is going.
+#
+# EAGLE ([Li et al. 2024](https://arxiv.org/abs/2401.15077)) gives these states,
+# the *features*, to a drafter of a single layer. It needs no more, since the
+# hard part is done. [EAGLE-3](https://arxiv.org/abs/2503.01840) (Li et al.
+# 2025) is what servers run today. It differs from the first in two ways: its
+# features come from three depths of the target, and it is trained on what it
+# will see in use. Both are in this chapter.
+#
+# ### Three taps
+#
+# A low layer knows words, a high one knows what comes next. EAGLE-3 takes the
+# states that *enter* layers 2, $n/2$ and $n - 3$ of the target's $n$, counted
+# from 0. Our taps are what *leaves* a layer (chapter 2), and what enters layer
+# 2 has left layer 1. So every number goes down by one.
+
+# %% tags=["export"]
+def eagle_taps(layers: int) -> tuple[int, ...]:
+    """The layers, from 0, whose output a drafter reads if its config is silent.
+
+    Args:
+        layers: of the target.
+
+    Raises:
+        UserError: the target has too few layers for three taps.
+
+    Source: EAGLE-3 (Li et al. 2025), section 3.1; the layers are those that
+    vLLM and speculators 0.9 take: what enters 2, n // 2 and n − 3.
+    """
+    enters = (2, layers // 2, layers - 3)
+    if not enters[0] < enters[1] < enters[2]:
+        raise UserError(
+            f"The target has {layers} layers; expected 7 or more for the usual "
+            "three taps. Name other taps."
+        )
+    return tuple(i - 1 for i in enters)
+
+
+# %%
+print("SmolLM2:", eagle_taps(30), "Qwen3-4B:", eagle_taps(36))
+assert eagle_taps(30) == (1, 14, 26)
+
+# %% [markdown]
+# ## Which row reads what
+#
+# A row of the drafter has two inputs, a token and a feature. Which token goes
+# with which feature? The feature of position $p$ was computed from the tokens up
+# to $p$. From it the target chose token $p + 1$, which by now is known. So a row
+# takes the feature of $p$ *and the token behind it*, and guesses token $p + 2$.
+#
+# | row | 0 | 1 | … | $n - 2$ | $n - 1$ | $n$ |
+# |---|---|---|---|---|---|---|
+# | feature of | 0 | 1 | … | $n - 2$ | own | own |
+# | token | 1 | 2 | … | $n - 1$ | guess | guess |
+# | guesses token | 2 | 3 | … | $n$ | $n + 1$ | $n + 2$ |
+#
+# Here $n$ tokens are known. Token $n - 1$ is the *anchor*: the target has not
+# read it, so its feature does not exist, and row $n - 2$ is the last one with a
+# true feature. It makes the first guess.
+#
+# For the second guess, a row with feature $n - 1$ is needed. The drafter takes
+# its *own output* in its place. That is the recurrence: each pass hands the
+# next one a state and a token.
+
+# %% mystnb={"image": {"alt": "Three boxes from left to right, the passes for the first, second and third draft. Each takes a token from below and a state from the left. The first takes the anchor and a true feature of the target. The others take the guess and the state of the pass before. Each gives a guess upwards."}}
+fig, ax = plt.subplots(figsize=(8, 2.6))
+box = dict(boxstyle="round", fc="white", ec="black")
+arrow = dict(arrowprops=dict(arrowstyle="->", color="black"), ha="center")
+inputs, outputs = ["anchor", "draft 1", "draft 2"], ["draft 1", "draft 2", "draft 3"]
+for i, (token, guess) in enumerate(zip(inputs, outputs)):
+    x = 3 * i
+    ax.text(x, 0, f"layer, pass {i + 1}", ha="center", va="center", bbox=box)
+    ax.annotate(token, (x, -0.25), (x, -1.1), **arrow)
+    ax.annotate(guess, (x, 1.1), (x, 0.3), **arrow)
+    state = "true feature" if i == 0 else "own state"
+    ax.annotate("", (x - 0.85, 0), (x - 2.1, 0), **arrow)
+    ax.text(x - 1.5, 0.15, state, ha="center")
+    ax.text(x, 1.1, guess, ha="center", color="white", zorder=-1)
+ax.set(xlim=(-2.4, 7.2), ylim=(-1.3, 1.4))
+ax.axis("off")
+plt.show()
+
+# %% [markdown]
+# ## One layer over two inputs
+#
+# `fc` fuses the taps of a position into one vector of the target's width. The
+# layer is chapter 2's but for its entrance. Token embedding and feature are
+# normalised apart and put side by side, so q, k and v have twice the inputs.
+# The *feature* goes on as the residual stream; the embedding only looks in.
+#
+# Publishers vary it. `norm_before_residual` sends the normalised feature on;
+# `norm_before_fc` and `fc_norm` normalise the taps before they are fused, all
+# together or one by one; `norm_output` hands on the state behind the final norm
+# instead of the one before.
+
+# %% tags=["export"]
+@dataclass(frozen=True)
+class EagleConfig:
+    """The shape of a drafter, with the names of published configs."""
+
+    shape: ModelConfig  # of its layer; vocab_size is the target's
+    target_layer_ids: tuple[int, ...]  # whose output it reads, from 0
+    draft_vocab_size: int | None = None  # None: the target's
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+
+    def __post_init__(self) -> None:
+        ids, count = self.target_layer_ids, self.shape.num_hidden_layers
+        if not ids or not all(type(i) is int and i >= 0 for i in ids):
+            raise UserError(
+                f"The drafter reads the outputs of layers {list(ids)}; "
+                "expected layers from 0 on."
+            )
+        if count != 1:
+            raise UserError(
+                f"num_hidden_layers is {count}; expected 1, as EAGLE-3 has."
+            )
+        if self.norm_before_fc and self.fc_norm:
+            raise UserError(
+                "norm_before_fc and fc_norm are both set; expected one of them."
+            )
+        size, vocab = self.draft_vocab_size, self.shape.vocab_size
+        if size is not None and (type(size) is not int or not 0 < size < vocab):
+            raise UserError(
+                f"draft_vocab_size is {size!r:.60}; expected a whole number "
+                f"from 1 to the target's {vocab}."
+            )
+
+
+# %% tags=["export"]
+class EagleLayer(nnx.Module):
+    """A decoder layer that reads an embedding beside the residual stream.
+
+    Source: EAGLE-3 (Li et al. 2025), section 3.1.
+    """
+
+    def __init__(
+        self, config: EagleConfig, *, dtype: Any = jnp.float32, rngs: nnx.Rngs
+    ):
+        c, options = config.shape, dict(dtype=dtype, rngs=rngs)
+        norm = lambda: RMSNorm(c.hidden_size, eps=c.rms_norm_eps, dtype=dtype)
+        self.before_residual = config.norm_before_residual
+        self.input_layernorm, self.hidden_norm = norm(), norm()
+        self.self_attn = Attention(c, **options)
+        sizes = self.self_attn.qkv_proj.outputs
+        wide = Linear(2 * c.hidden_size, *sizes, bias=c.attention_bias, **options)
+        self.self_attn.qkv_proj = wide
+        self.post_attention_layernorm = norm()
+        self.mlp = MLP(c, **options)
+
+    def enter(
+        self,
+        embeds: Float[Array, "batch rows hidden"],
+        features: Float[Array, "batch rows hidden"],
+    ) -> tuple[
+        Float[Array, "batch rows twice"], Float[Array, "batch rows hidden"]
+    ]:
+        """What attention reads, and the residual stream."""
+        normed = self.hidden_norm(features)
+        both = [self.input_layernorm(embeds), normed]
+        stream = normed if self.before_residual else features
+        return jnp.concatenate(both, axis=-1), stream
+
+    def __call__(
+        self,
+        embeds: Float[Array, "batch rows hidden"],
+        features: Float[Array, "batch rows hidden"],
+        by: Rotation,
+        positions: Int[Array, "batch rows"],
+        cache: Cache,
+    ) -> tuple[Float[Array, "batch rows hidden"], Cache]:
+        """Add attention, then the MLP, to the features."""
+        both, x = self.enter(embeds, features)
+        mixed, cache = self.self_attn(both, 0, by, positions, cache)
+        x = x + mixed
+        return x + self.mlp(self.post_attention_layernorm(x)), cache
+
+
+# %% [markdown]
+# A row of known tokens is never asked for its output: its guess has long been
+# decided. What is needed of it are a key and a value. In a single layer these
+# depend on nothing but the row's own two inputs, so neither queries nor the MLP
+# run over the text.
+
+# %% tags=["export"]
+def context_keys_values(
+    part: Attention, x: Float[Array, "batch rows inputs"], by: Rotation
+) -> tuple[Float[Array, "batch rows kv_heads head_dim"], ...]:
+    """Keys and values of an `Attention`, without its queries."""
+    stacked, flat = part.qkv_proj, x.reshape(-1, x.shape[-1])
+    first = stacked.outputs[0]
+    y = matmul(flat, stacked.weight[...][first:])
+    y = y if stacked.bias is None else y + stacked.bias[...][first:]
+    split = (*x.shape[:2], -1, part.head_dim)
+    k, v = (z.reshape(split) for z in jnp.split(y, 2, axis=-1))
+    k = k if part.k_norm is None else part.k_norm(k)
+    return rotate(k, by), v
+
+
+# %% tags=["export"]
+class EagleNetwork(nnx.Module):
+    """What a drafter has of its own; the embedding is the target's.
+
+    Args:
+        config: its shape.
+        dtype: the type of parameters and activations.
+        rngs: random state for the initial weights.
+
+    Source: EAGLE-3 (Li et al. 2025), section 3.1; speculators 0.9 is matched
+    to rounding.
+    """
+
+    def __init__(
+        self, config: EagleConfig, *, dtype: Any = jnp.float32, rngs: nnx.Rngs
+    ):
+        c, taps = config.shape, len(config.target_layer_ids)
+        options = dict(dtype=dtype, rngs=rngs)
+        norm = lambda n=c.hidden_size: RMSNorm(
+            n, eps=c.rms_norm_eps, dtype=dtype
+        )
+        self.config = config
+        wide = taps * c.hidden_size
+        self.input_norm = norm(wide) if config.norm_before_fc else None
+        each = [norm() for _ in range(taps)]
+        self.fc_norm = module_list(each) if config.fc_norm else None
+        self.fc = Linear(wide, c.hidden_size, **options)
+        self.midlayer = EagleLayer(config, **options)
+        self.norm = norm()
+
+    def fuse(
+        self, taps: Sequence[Float[Array, "batch rows hidden"]]
+    ) -> Float[Array, "batch rows hidden"]:
+        """The features of positions, from the target's taps."""
+        taps = [tap.astype(self.fc.weight.dtype) for tap in taps]
+        if self.fc_norm is not None:
+            taps = [norm(tap) for norm, tap in zip(self.fc_norm, taps)]
+        x = jnp.concatenate(taps, axis=-1)
+        x = x if self.input_norm is None else self.input_norm(x)
+        return self.fc(x)[0]
+
+    def keys_and_values(
+        self,
+        embeds: Float[Array, "batch rows hidden"],
+        features: Float[Array, "batch rows hidden"],
+        positions: Int[Array, "batch rows"],
+    ) -> tuple[Float[Array, "batch rows kv_heads head_dim"], ...]:
+        """What later rows need of rows with known tokens: (k, v)."""
+        c = self.config.shape
+        by = rotation(c.rope, c.head_dim, positions)
+        both, _ = self.midlayer.enter(embeds, features)
+        return context_keys_values(self.midlayer.self_attn, both, by)
+
+    def __call__(
+        self,
+        embeds: Float[Array, "batch rows hidden"],
+        features: Float[Array, "batch rows hidden"],
+        positions: Int[Array, "batch rows"],
+        cache: Cache,
+    ) -> tuple[
+        Float[Array, "batch rows hidden"],
+        Float[Array, "batch rows hidden"],
+        Cache,
+    ]:
+        """One pass.
+
+        Returns:
+            What the head reads, what the next pass takes for a feature, and
+            the cache.
+        """
+        c = self.config.shape
+        by = rotation(c.rope, c.head_dim, positions)
+        x, cache = self.midlayer(embeds, features, by, positions, cache)
+        normed = self.norm(x)
+        return normed, normed if self.config.norm_output else x, cache
+
+
+# %% [markdown]
+# **Predict.** How many parameters has such a drafter for SmolLM2 (hidden size
+# 576, nine heads of 64 and three for keys and values, an MLP of 1,536)? The
+# target's layers have 106 million.
+
+# %%
+small = dataclasses.replace(model.config, num_hidden_layers=1)
+network = nnx.eval_shape(
+    lambda: EagleNetwork(EagleConfig(small, eagle_taps(30)), rngs=nnx.Rngs(0))
+)
+parameters = sum(x.size for x in jax.tree.leaves(nnx.state(network)))
+print(f"{parameters:,}")
+assert parameters < 106e6 / 15
+
+# %% [markdown]
+# ## What it remembers
+#
+# The drafter fits chapter 6's protocol. Its memory is a cache with a row for
+# each feature, in arrays of fixed size, and the newest feature.
+#
+# When the target has read tokens, `observe` gets their features. A row pairs the
+# feature of $p$ with token $p + 1$; so of the tokens that were read, each goes
+# with the feature *before* it, and the first one with the feature that was kept.
+# The last feature has to wait: the token behind it is not read yet.
+#
+# And the drafts? To guess, the layer wrote keys and values for its own states,
+# at the rows from $n - 1$ on. When some of these drafts are accepted, the true
+# features of their positions are there, and `observe` writes the rows anew. When
+# they are refused, the next draft begins at these rows and overwrites each
+# before it is read. So whatever a query sees comes from a true feature or
+# from its own draft.
+
+# %% tags=["export"]
+class EagleMemory(NamedTuple):
+    """What a drafter keeps of each text."""
+
+    cache: DenseCache  # row p: the feature of p and token p + 1
+    feature: Float[Array, "batch hidden"]  # of the last position read
+
+
+def write_context(
+    cache: DenseCache,
+    new: Sequence[tuple[Float[Array, "batch rows kv_heads head_dim"], ...]],
+    positions: Int[Array, "batch rows"],
+    counted: Bool[Array, "batch rows"],
+) -> DenseCache:
+    """Put keys and values of each layer at their positions, if they count."""
+    batch, heads, capacity, _ = cache.keys[0].shape
+    there = jnp.where(counted, positions, capacity)[:, None]
+    at = jnp.arange(batch)[:, None, None], jnp.arange(heads)[:, None], there
+    put = lambda old, x: old.at[at].set(x.swapaxes(1, 2), mode="drop")
+    keys = [put(old, k) for old, (k, _) in zip(cache.keys, new)]
+    values = [put(old, v) for old, (_, v) in zip(cache.values, new)]
+    return DenseCache(tuple(keys), tuple(values))
+
+
+# %% [markdown]
+# ### Fewer words
+#
+# The head is the largest part of a drafting pass: a row for each token of the
+# vocabulary, 128,256 for Llama 3. Most are rare. Published drafters score
+# 32,000 of them and never draft the others. The text stays exact; a rare token
+# costs a refusal.
+
+# %% tags=["export"]
+def target_head(
+    target: Transformer, vocabulary: Int[Array, "draft_vocab"] | None
+) -> Float[Array, "draft_vocab hidden"]:
+    """The rows of the target's head for some of its tokens, or all."""
+    head = target.embed_tokens if target.lm_head is None else target.lm_head
+    return head[...] if vocabulary is None else head[...][vocabulary]
+
+
+def to_target(
+    tokens: Int[Array, "rows"],
+    chances: Float[Array, "rows draft_vocab"] | None,
+    vocabulary: Int[Array, "draft_vocab"] | None,
+    vocab: int,
+) -> tuple[Int[Array, "rows"], Float[Array, "rows vocab"] | None]:
+    """Tokens of a reduced vocabulary and their chances, as the target's."""
+    if vocabulary is None:
+        return tokens, chances
+    if chances is not None:
+        wide = jnp.zeros((len(tokens), vocab), chances.dtype)
+        chances = wide.at[:, vocabulary].set(chances)
+    return vocabulary[tokens], chances
+
+
+def to_draft(
+    labels: Int[Array, "*rest"], vocabulary: Int[Array, "draft_vocab"] | None
+) -> Int[Array, "*rest"]:
+    """The target's tokens in a reduced vocabulary; −1 where it lacks one."""
+    if vocabulary is None:
+        return labels
+    place = jnp.searchsorted(vocabulary, labels)
+    place = jnp.minimum(place, len(vocabulary) - 1)
+    return jnp.where(vocabulary[place] == labels, place, -1)
+
+
+# %% [markdown]
+# ## The training-time test
+#
+# How shall it learn? The obvious way: give each row its true feature, and let it
+# guess the token. Then the first draft is good, and the second is not. For in
+# use the second row has no true feature. It gets the drafter's own state, and
+# such an input never occurred in training.
+#
+# So train it as it will be used. From every anchor, unroll the recurrence: pass
+# 1 reads the true feature, pass 2 reads the state of pass 1, pass 3 that of pass
+# 2; all of them are scored, and gradients flow through the chain. The paper
+# calls this *training-time test*. The tokens that go in are the true ones: a
+# draft behind a wrong one is lost anyway.
+#
+# All anchors of a text run at once. What may a row of pass $i$ see?
+#
+# - The rows before its anchor's, with true features. In drafting they are in
+#   the cache.
+# - The earlier rows of its *own* chain, and itself.
+#
+# It does not see the chain of another anchor, nor a true feature at a place
+# where drafting has none.
+
+# %% tags=["export"]
+class Unrolled(NamedTuple):
+    """A plug: chains of passes, each behind the rows of a text.
+
+    Source: EAGLE-3 (Li et al. 2025), section 3.2.
+    """
+
+    keys: Float[Array, "batch rows kv_heads head_dim"]
+    values: Float[Array, "batch rows kv_heads head_dim"]
+    starts: Int[Array, "batch chains"]  # a chain sees the rows before
+    own: tuple[tuple[Array, Array], ...] = ()  # (k, v) of earlier passes
+
+    def attend(
+        self,
+        layer: int,
+        q: Float[Array, "batch chains heads head_dim"],
+        k: Float[Array, "batch chains kv_heads head_dim"],
+        v: Float[Array, "batch chains kv_heads head_dim"],
+        positions: Int[Array, "batch chains"],
+    ) -> tuple[Float[Array, "batch chains heads head_dim"], "Unrolled"]:
+        """Attend to the text's rows and the chain's own; see `Cache`."""
+        view = self._replace(own=(*self.own, (k, v)))
+        k, v = (jnp.stack(x, axis=2) for x in zip(*view.own))
+        rows, heads = self.keys.shape[1:3]
+        grouped = q.reshape(*q.shape[:2], heads, -1, q.shape[-1])
+        exact = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
+        dot = lambda form, *x: jnp.einsum(form, *x, precision=exact)
+        before = dot("bahgd,bshd->bahgs", grouped, self.keys)
+        chain = dot("bahgd,bamhd->bahgm", grouped, k)
+        seen = jnp.arange(rows) < self.starts[..., None]
+        before = jnp.where(seen[:, :, None, None], before, -jnp.inf)
+        scores = jnp.concatenate([before, chain], axis=-1).astype(jnp.float32)
+        weights = jax.nn.softmax(scores * q.shape[-1] ** -0.5, axis=-1)
+        weights = weights.astype(v.dtype)
+        mixed = dot("bahgs,bshd->bahgd", weights[..., :rows], self.values)
+        mixed += dot("bahgm,bamhd->bahgd", weights[..., rows:], v)
+        return mixed.reshape(q.shape), view
+
+
+# %% [markdown]
+# What a plug lets through can be seen: queries of zeros give all visible rows
+# the same weight, and if each row's value is a vector of its own, the result
+# shows which rows took part.
+
+# %%
+text, chains, passes = 7, 6, 3
+columns = text + chains * (passes - 1)
+rows = jnp.eye(columns)[None, :, None]
+view = Unrolled(jnp.zeros((1, text, 1, columns)), rows[:, :text],
+                jnp.arange(chains)[None])  # fmt: skip
+zeros, masks = jnp.zeros((1, chains, 1, columns)), []
+for i in range(passes):
+    first = text + chains * (i - 1) if i else 0
+    value = rows[:, first : first + chains]
+    mixed, view = view.attend(0, zeros, zeros, value, None)
+    masks.append(np.asarray(mixed[0, :, 0] > 0))
+assert masks[2][4].nonzero()[0].tolist() == [0, 1, 2, 3, 4, 11, 17]
+
+# %% mystnb={"image": {"alt": "Three masks for the passes 1, 2 and 3 over six chains. In each, the left part is a triangle: a chain sees the rows of the text up to its own. Pass 2 adds a diagonal behind it, each chain's own second row; pass 3 adds a second diagonal."}}
+fig, axes = plt.subplots(1, 3, figsize=(10, 2.2), sharey=True)
+for i, (ax, mask) in enumerate(zip(axes, masks)):
+    ax.imshow(mask, cmap="cividis", aspect="auto", interpolation="nearest")
+    for edge in (text, text + chains):
+        ax.axvline(edge - 0.5, color="white")
+    ax.set(title=f"pass {i + 1}", xlabel="text | pass 2 | pass 3")
+_ = axes[0].set(ylabel="chain")
+plt.show()
+
+# %% [markdown]
+# The paper compares the drafter's distribution with the target's. Our texts are
+# what the target itself has chosen, so the chosen token is the label, as for
+# every drafter of this book. Pass $k$ counts $0.8^{k-1}$, as in the authors'
+# code.
+#
+# ## The drafter
+#
+# `draft` runs the passes one after the other in a loop on the device. Each
+# needs the token of the one before, so nothing can be spared: $K$ drafts, $K$
+# passes.
+
+# %% tags=["export"]
+PASS_DECAY = 0.8  # of the loss, from pass to pass
+
+
+@as_drafter("block", "anchors", data=("network", "vocabulary", "head", "table"))
+class Eagle(Speculative):
+    """Drafts token by token with one layer over the target's features.
+
+    Args:
+        network: its layer and what fuses the features.
+        block: tokens of a verification, one more than there are drafts.
+        vocabulary: the target's tokens that it can draft, rising; None for
+            all.
+        head: a row for each of them; None takes the target's.
+        table: its own embedding; None takes the target's.
+        anchors: places that training draws from each text.
+
+    Source: EAGLE-3 (Li et al. 2025), section 3.
+    """
+
+    network: EagleNetwork
+    block: int = 4
+    vocabulary: Int[Array, "draft_vocab"] | None = None
+    head: Float[Array, "draft_vocab hidden"] | None = None
+    table: Float[Array, "vocab hidden"] | None = None
+    anchors: int = 64
+    reads: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_block(self.block)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The layers of the target that it reads."""
+        return self.network.config.target_layer_ids
+
+    def check(self, model: Transformer) -> None:
+        """Refuse a target that it was not made for; see `check_eagle`."""
+        super().check(model)
+        check_eagle(self.network.config, model.config)
+
+    def embed(
+        self, model: Transformer, tokens: Int[Array, "batch rows"]
+    ) -> Float[Array, "batch rows hidden"]:
+        """The embeddings of tokens, in the network's type."""
+        table = model.embed_tokens[...] if self.table is None else self.table
+        return table[tokens].astype(self.network.fc.weight.dtype)
+
+    def logits(
+        self, model: Transformer, hidden: Float[Array, "*rest hidden"]
+    ) -> Float[Array, "*rest draft_vocab"]:
+        """Scores of the tokens that it can draft, in float32."""
+        head = self.head
+        if head is None:
+            head = target_head(model, self.vocabulary)
+        flat = hidden.reshape(-1, hidden.shape[-1]).astype(head.dtype)
+        scores = matmul(flat, head).astype(jnp.float32)
+        return scores.reshape(*hidden.shape[:-1], -1)
+
+    def begin(
+        self, model: Transformer, batch: int, capacity: int
+    ) -> EagleMemory:
+        """An empty cache and no feature."""
+        shape, dtype = self.network.config.shape, self.network.fc.weight.dtype
+        cache = DenseCache.empty(shape, batch, capacity, dtype)
+        return EagleMemory(cache, jnp.zeros((batch, shape.hidden_size), dtype))
+
+    def observe(
+        self,
+        model: Transformer,
+        memory: EagleMemory,
+        tokens: Int[Array, "batch tokens"],
+        positions: Int[Array, "batch tokens"],
+        counted: Bool[Array, "batch tokens"],
+        tapped: tuple[Float[Array, "batch tokens hidden"], ...],
+    ) -> EagleMemory:
+        """Add rows of true features; see `Speculative.observe`."""
+        fused, rows = self.network.fuse(tapped), positions - 1
+        before = jnp.concatenate([memory.feature[:, None], fused[:, :-1]], 1)
+        embeds = self.embed(model, tokens)
+        new = self.network.keys_and_values(embeds, before, rows)
+        there = counted & (rows >= 0)  # the first token has none before it
+        cache = write_context(memory.cache, [new], rows, there)
+        count = counted.sum(1)
+        last = at_row(fused, jnp.maximum(count - 1, 0))
+        feature = jnp.where((count > 0)[:, None], last, memory.feature)
+        return EagleMemory(cache, feature)
+
+    def draft(
+        self, model: Transformer, state: State, sampling: Sampling, mode: str
+    ) -> tuple[Draft, State]:
+        """A pass for each draft, the first with the newest feature."""
+        memory, lengths = state.progress.memory, state.lengths
+
+        def body(carry: tuple, i: Int[Array, ""]) -> tuple:
+            cache, token, feature = carry
+            embeds, at = self.embed(model, token[:, None]), lengths - 2 + i
+            hidden, feature, cache = self.network(
+                embeds, feature[:, None], at[:, None], cache
+            )
+            scores = self.logits(model, hidden[:, 0])
+            drawn = draw(scores, lengths + i, sampling, mode)
+            vocab = model.config.vocab_size
+            token, chances = to_target(*drawn, self.vocabulary, vocab)
+            token = token.astype(jnp.int32)
+            return (cache, token, feature[:, 0]), (token, chances)
+
+        last = at_row(state.tokens, lengths - 1)
+        carry = (memory.cache, last, memory.feature)
+        (cache, *_), found = jax.lax.scan(body, carry, jnp.arange(self.drafts))
+        tokens, chances = jax.tree.map(lambda x: x.swapaxes(0, 1), found)
+        memory = memory._replace(cache=cache)
+        progress = state.progress._replace(memory=memory)
+        counts = jnp.full(len(lengths), self.drafts)
+        return Draft(tokens, counts, chances), state._replace(progress=progress)
+
+    def loss(
+        self, model: Transformer, batch: Batch, key: Key[Array, "*rows"]
+    ) -> tuple[Float[Array, ""], dict[str, Array]]:
+        """The loss of a batch of texts; see `Learner`."""
+        anchors, valid = draw_anchors(key, batch, self.anchors)
+        labels, there = block_labels(
+            batch.tokens, anchors, valid, self.block, batch.lengths
+        )
+        scores = self.logits(model, self.unroll(model, batch, anchors))
+        labels = to_draft(labels, self.vocabulary)
+        weights = PASS_DECAY ** jnp.arange(self.drafts)
+        return block_loss(scores, labels, there, weights)
+
+    def unroll(
+        self,
+        model: Transformer,
+        batch: Batch,
+        anchors: Int[Array, "batch anchors"],
+    ) -> Float[Array, "batch anchors drafts hidden"]:
+        """What the head reads in each pass from each anchor."""
+        tokens, network = batch.tokens, self.network
+        fused, last = network.fuse(batch.features), tokens.shape[1] - 1
+        at = jnp.broadcast_to(jnp.arange(last + 1), tokens.shape)
+        following = jnp.roll(tokens, -1, axis=1)  # no anchor sees the last row
+        rows = self.embed(model, following), fused, at
+        starts = jnp.maximum(anchors - 1, 0)
+        view = Unrolled(*network.keys_and_values(*rows), starts)
+        x, found = jnp.take_along_axis(fused, starts[..., None], axis=1), []
+        for i in range(self.drafts):
+            place = jnp.minimum(anchors + i, last)
+            token = jnp.take_along_axis(tokens, place, axis=1)
+            embeds = self.embed(model, token)
+            hidden, x, view = network(embeds, x, starts + i, view)
+            found.append(hidden)
+        return jnp.stack(found, axis=2)
+
+
+# %% tags=["export"]
+def check_eagle(config: EagleConfig, target: ModelConfig) -> None:
+    """Refuse a target whose shape a drafter was not made for.
+
+    Raises:
+        UserError: it says what differs, and both values.
+    """
+    shape, deepest = config.shape, max(config.target_layer_ids) + 1
+    for name in ("hidden_size", "vocab_size"):
+        ours, theirs = getattr(shape, name), getattr(target, name)
+        if ours != theirs:
+            raise UserError(
+                f"The drafter was made for a target with {name} {ours}; this "
+                f"one has {theirs}. Load the drafter of this target."
+            )
+    if deepest > target.num_hidden_layers:
+        raise UserError(
+            f"The drafter reads the output of {deepest} layers; this target "
+            f"has {target.num_hidden_layers}. Load the drafter of this target."
+        )
+
+
+# %% [markdown]
+# ## Checkpoints
+#
+# Published drafters come in two layouts. That of the authors names its layer
+# `midlayer` and has a flat config; that of vLLM's *speculators* names it
+# `layers.0` and wraps the config. Both name taps by what *enters* a layer.
+# Servers read both; so do we. We write the authors'.
+
+# %% tags=["export"]
+def read_eagle_config(data: Mapping[str, Any], layers: int) -> EagleConfig:
+    """The shape of a drafter from its `config.json`, of either layout.
+
+    Args:
+        layers: of the target, for a config that names no taps.
+
+    Raises:
+        UserError: an entry is missing, impossible, or not known here.
+
+    Source: the configs that vLLM 0.12 and speculators 0.9 read.
+    """
+    kind, flat = data.get("speculators_model_type"), dict(data)
+    if kind is not None:
+        inner = data.get("transformer_layer_config")
+        if kind != "eagle3" or not isinstance(inner, Mapping):
+            raise UserError(
+                f"speculators_model_type is {kind!r:.60}; expected 'eagle3', "
+                "with a transformer_layer_config."
+            )
+        flat = dict(inner)
+    own = {**(data.get("eagle_config") or {}), **data}
+    names = " ".join(data.get("architectures") or ()).lower()
+    if kind is None and "eagle3" not in names:
+        raise UserError(
+            "config.json is no EAGLE-3 drafter: none of its architectures has "
+            "Eagle3 in its name."
+        )
+    if "sliding_attention" in (flat.get("layer_types") or ()):
+        raise UserError("layer_types has sliding_attention; expected none.")
+    shape = hub_config(flat)
+    wide = own.get("target_hidden_size") or shape.hidden_size
+    if wide != shape.hidden_size:
+        raise UserError(
+            f"target_hidden_size is {wide}, hidden_size {shape.hidden_size}; "
+            "this package knows drafters as wide as their target."
+        )
+    ids = own.get("eagle_aux_hidden_state_layer_ids")
+    taps = eagle_taps(layers) if ids is None else tuple(i - 1 for i in ids)
+    size = own.get("draft_vocab_size")
+    flags = {name: bool(own.get(name)) for name in FLAGS}
+    size = None if size == shape.vocab_size else size
+    return EagleConfig(shape, taps, size, **flags)
+
+
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+
+
+# %% [markdown]
+# Beside the network a file may hold an embedding and a head. An embedding that
+# equals the target's is not kept twice. `d2t` tells for each token of the small
+# vocabulary how far the target's number is from its own.
+
+# %% tags=["export"]
+BORROWED = ("embed_tokens.weight", "verifier_norm.weight")
+HEADS = ("lm_head.weight", "verifier_lm_head.weight")
+VOCABULARY = ("d2t", "t2d")  # between the draft's and the target's tokens
+
+
+def read_vocabulary(
+    tensors: Mapping[str, np.ndarray], size: int | None, vocab: int
+) -> Int[Array, "draft_vocab"] | None:
+    """The target's tokens that a drafter can draft; None if it is all.
+
+    Args:
+        size: how many.
+        vocab: the target's.
+
+    Raises:
+        UserError: the table is missing or names no tokens.
+    """
+    if size is None:
+        return None
+    offsets = np.asarray(tensors["d2t"]) if "d2t" in tensors else None
+    if offsets is None or offsets.shape != (size,):
+        shape = None if offsets is None else offsets.shape
+        raise UserError(
+            f"draft_vocab_size is {size}, and d2t has the shape {shape}; "
+            f"expected ({size},). Fetch the drafter again."
+        )
+    tokens = np.arange(size) + offsets
+    rising = (np.diff(tokens) > 0).all()
+    if not rising or tokens[0] < 0 or tokens[-1] >= vocab:
+        raise UserError(
+            f"d2t names the tokens {tokens.min()} to {tokens.max()}; expected "
+            f"rising ones from 0 to {vocab - 1}. Fetch the drafter again."
+        )
+    return jnp.asarray(tokens, jnp.int32)
+
+
+def read_matrix(
+    tensors: Mapping[str, np.ndarray],
+    name: str,
+    shape: tuple[int, int],
+    same: Float[Array, "vocab hidden"] | None,
+    dtype: Any,
+) -> Float[Array, "rows hidden"] | None:
+    """A head or an embedding; None if there is none, or it equals `same`."""
+    if name not in tensors:
+        return None
+    found = jnp.asarray(read_parameter(tensors, {name: shape}), dtype)
+    if same is not None and same.shape == shape:
+        found = None if (found == same.astype(dtype)).all() else found
+    return found
+
+
+# %% tags=["export"]
+def open_eagle(
+    folder: Path, target: Transformer, block: int, dtype: Any
+) -> Eagle:
+    """The drafter in a folder, of the authors' or of speculators' layout.
+
+    Raises:
+        UserError: a file is missing or damaged, is no drafter, or that of
+            another target.
+    """
+    data = read_json(folder / "config.json")
+    if not data:
+        raise UserError(f"{folder} has no config.json; it is no drafter.")
+    config = read_eagle_config(data, target.config.num_hidden_layers)
+    check_eagle(config, target.config)
+    if not any(folder.glob("*.safetensors")) and any(folder.glob("*.bin")):
+        raise UserError(
+            f"{folder} has its weights in a .bin file, a pickle, which can run "
+            "any code. Expected model.safetensors; convert it first."
+        )
+    rename = lambda name: re.sub(r"^layers\.0\.", "midlayer.", name)
+    readers = hub_tensors(folder).readers.items()
+    tensors = Tensors({rename(name): read for name, read in readers})
+    other = (*BORROWED, *HEADS, *VOCABULARY)
+    own = {n: r for n, r in tensors.readers.items() if n not in other}
+    make = lambda dtype: EagleNetwork(config, dtype=dtype, rngs=nnx.Rngs(0))
+    network = fill(make, Tensors(own), config.shape, dtype, prefix="")
+    vocab, hidden = config.shape.vocab_size, config.shape.hidden_size
+    size = config.draft_vocab_size
+    words = read_vocabulary(tensors, size, vocab)
+    same, wide = target.embed_tokens[...], (vocab, hidden)
+    table = read_matrix(tensors, BORROWED[0], wide, same, dtype)
+    same = target_head(target, None)
+    shape = (size or vocab, hidden)
+    head = read_matrix(tensors, HEADS[0], shape, same, dtype)
+    return Eagle(network, block, words, head, table)
+
+
+# %% tags=["export"]
+def drafter_folder(name_or_path: str | os.PathLike, example: str) -> Path:
+    """The folder of a drafter; one on the Hub is downloaded if need be.
+
+    Args:
+        name_or_path: a folder, a name in the folder `weights` of this project,
+            or a Hub id "owner/name".
+        example: a Hub id, for the message.
+
+    Raises:
+        UserError: nothing is there.
+    """
+    name = os.fspath(name_or_path)
+    path = Path(os.path.expanduser(name))
+    ours = Path(__file__).resolve().parents[1] / "weights" / name
+    for folder in (path, ours):
+        if folder.is_dir():
+            return folder
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.startswith("."):
+        return fetch_hub(name, hub_tensors)
+    raise UserError(
+        f"There is no drafter {name!r}. Expected a folder with config.json and "
+        f"model.safetensors, or a Hub id such as {example}."
+    )
+
+
+def load_eagle(
+    name_or_path: str | os.PathLike,
+    target: Transformer,
+    block: int = 4,
+    dtype: Any = None,
+) -> Eagle:
+    """Load the EAGLE-3 drafter of a target.
+
+    Args:
+        name_or_path: a folder in the authors' or in the speculators layout, a
+            name in the folder `weights` of this project, or a Hub id
+            "owner/name".
+        target: the model that it drafts for.
+        block: tokens of a verification, one more than there are drafts.
+        dtype: "float32" or "bfloat16"; by default that of the target.
+
+    Raises:
+        UserError: nothing is there, or it does not fit; the message says why.
+    """
+    dtype = target.embed_tokens.dtype if dtype is None else dtype
+    example = "RedHatAI/Qwen3-8B-speculator.eagle3"
+    folder = drafter_folder(name_or_path, example)
+    found = open_eagle(folder, target, block, dtype)
+    found.check(target)
+    return found
+
+
+# %% tags=["export"]
+def module_tensors(
+    module: nnx.Module, shape: ModelConfig, dtype: Any
+) -> dict[str, np.ndarray]:
+    """The parameters of a drafter under the names of the Hub."""
+    tensors = {}
+    for path, param in nnx.to_flat_state(nnx.state(module, nnx.Param)):
+        array = np.asarray(param[...]).astype(jnp.dtype(dtype))
+        parts = parameter_parts(path, array.shape, shape, "")
+        ends = np.cumsum([size[0] for size in parts.values()])[:-1]
+        tensors |= dict(zip(parts, np.split(array, ends), strict=True))
+    return tensors
+
+
+def shape_entries(shape: ModelConfig) -> dict[str, Any]:
+    """The entries of a `config.json` that say the shape of layers."""
+    entries = asdict(shape)
+    rope, plain = entries.pop("rope"), asdict(RopeConfig())
+    changed = {n: v for n, v in rope.items() if v != plain[n]}
+    changed |= {"rope_type": rope["kind"], "rope_theta": rope["theta"]}
+    changed = {n: v for n, v in changed.items() if n not in ("kind", "theta")}
+    return entries | {
+        "hidden_act": "silu",
+        "rope_theta": rope["theta"],
+        "rope_parameters": changed,
+    }
+
+
+def write_folder(
+    folder: str | os.PathLike,
+    tensors: Mapping[str, np.ndarray],
+    config: Mapping[str, Any],
+) -> None:
+    """Write `config.json` and `model.safetensors`, both or none."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(config, indent=2) + "\n"
+    with tempfile.TemporaryDirectory(dir=folder) as part:
+        save_file(dict(tensors), Path(part) / "model.safetensors")
+        (Path(part) / "config.json").write_text(text, "utf-8")
+        for name in ("model.safetensors", "config.json"):
+            os.replace(Path(part) / name, folder / name)
+
+
+# %% tags=["export"]
+def save_eagle(
+    drafter: Eagle, folder: str | os.PathLike, dtype: Any = "bfloat16"
+) -> None:
+    """Write a drafter in the authors' layout.
+
+    Args:
+        folder: is made if need be; `config.json` and `model.safetensors` in it
+            are replaced when both are written whole.
+        dtype: the type to write; "float32" or "bfloat16".
+    """
+    config = drafter.network.config
+    tensors = module_tensors(drafter.network, config.shape, dtype)
+    matrices = {HEADS[0]: drafter.head, BORROWED[0]: drafter.table}
+    for name, array in matrices.items():
+        if array is not None:
+            tensors[name] = np.asarray(array).astype(jnp.dtype(dtype))
+    vocab, size = config.shape.vocab_size, config.draft_vocab_size
+    if drafter.vocabulary is not None:
+        tokens = np.asarray(drafter.vocabulary, np.int64)
+        tensors["d2t"] = tokens - np.arange(len(tokens))
+        tensors["t2d"] = np.isin(np.arange(vocab), tokens)
+    enters = [i + 1 for i in config.target_layer_ids]
+    write_folder(folder, tensors, shape_entries(config.shape) | {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": vocab if size is None else size,
+        "eagle_aux_hidden_state_layer_ids": enters,
+    } | {name: True for name in FLAGS if getattr(config, name)})  # fmt: skip
+
+
+# %% [markdown]
+# ### A new one
+#
+# A new drafter is a Llama layer of the target's width. The head of a reduced
+# vocabulary begins as the target's rows and learns on, as in the authors' code;
+# a full one stays the target's.
+
+# %% tags=["export"]
+def new_eagle(
+    target: Transformer,
+    block: int = 4,
+    taps: Sequence[int] | None = None,
+    vocabulary: Sequence[int] | None = None,
+    seed: int = 0,
+    **flags: bool,
+) -> Eagle:
+    """A drafter with random weights, of the target's width, in float32.
+
+    Args:
+        block: tokens of a verification, one more than there are drafts.
+        taps: layers of the target to read; by default `eagle_taps`.
+        vocabulary: the tokens that it can draft; None for all.
+        flags: those of `EagleConfig`.
+
+    Raises:
+        UserError: a setting is impossible.
+    """
+    shape, count = target.config, target.config.num_hidden_layers
+    taps = eagle_taps(count) if taps is None else tuple(taps)
+    plain = dict(num_hidden_layers=1, model_type="llama")
+    plain |= dict(attention_bias=False, mlp_bias=False)
+    words = None if vocabulary is None else sorted(set(map(int, vocabulary)))
+    size = None if words is None else len(words)
+    config = EagleConfig(replace(shape, **plain), taps, size, **flags)
+    check_eagle(config, shape)
+    if words and not 0 <= words[0] <= words[-1] < shape.vocab_size:
+        raise UserError(
+            f"vocabulary goes from {words[0]} to {words[-1]}; expected tokens "
+            f"from 0 to {shape.vocab_size - 1}."
+        )
+    network = EagleNetwork(config, rngs=nnx.Rngs(seed))
+    if words is None:
+        return Eagle(network, block)
+    words = jnp.array(words, jnp.int32)
+    head = target_head(target, words).astype(jnp.float32)
+    return Eagle(network, block, words, head)
+
+
+# %% [markdown]
+# ## A draft model that learns
+#
+# What is the alternative? Chapter 6's `DraftModel`: a small model that is told
+# nothing. Training is simple for it, since it is a language model. At each
+# position it guesses the target's next token, and sees the true tokens before.
+# One pass gives all losses. And since its guesses at true tokens are what it
+# would draft there, one pass also tells what decoding would accept from every
+# anchor.
+
+# %% tags=["export"]
+@as_drafter("block", data=("model",))
+class DraftLearner(DraftModel):
+    """A draft model that chapter 7's trainer can teach.
+
+    Args:
+        model: the smaller model.
+        block: tokens of a verification, one more than there are drafts.
+
+    Source: Leviathan et al. 2023, section 3.6; DistillSpec (Zhou et al. 2024)
+    trains on what the target writes.
+    """
+
+    model: Transformer
+    block: int = 4
+
+    @classmethod
+    def new(
+        cls,
+        target: Transformer,
+        layers: int = 2,
+        hidden_size: int = 192,
+        block: int = 4,
+        seed: int = 0,
+    ) -> "DraftLearner":
+        """A small model with random weights and the target's vocabulary.
+
+        Args:
+            hidden_size: a multiple of the target's head size.
+
+        Raises:
+            UserError: a setting is impossible.
+        """
+        c = target.config
+        if type(hidden_size) is not int or hidden_size % c.head_dim:
+            raise UserError(
+                f"hidden_size is {hidden_size!r:.60}; expected a multiple of "
+                f"{c.head_dim}, the size of the target's heads."
+            )
+        heads = hidden_size // c.head_dim
+        wide = -(-hidden_size * c.intermediate_size // c.hidden_size)
+        shape = replace(
+            c, num_hidden_layers=layers, hidden_size=hidden_size,
+            intermediate_size=wide, num_attention_heads=heads,
+            num_key_value_heads=heads, tie_word_embeddings=True,
+        )  # fmt: skip
+        return cls(Transformer(shape, rngs=nnx.Rngs(seed)), block)
+
+    def loss(
+        self, model: Transformer, batch: Batch, key: Key[Array, "*rows"]
+    ) -> tuple[Float[Array, ""], dict[str, Array]]:
+        """The loss over whole responses; see `Learner`. It draws no anchors."""
+        scores = self.model.logits(self.model(batch.tokens).hidden)
+        labels = jnp.roll(batch.tokens, -1, axis=1)
+        at = jnp.arange(labels.shape[1])
+        there = at < batch.lengths[:, None] - 1
+        anchors = there & (at >= batch.starts[:, None])
+        one = lambda x: x[:, :, None]
+        loss, sums = block_loss(one(scores), one(labels), one(anchors), jnp.ones(1))
+        right = (jnp.argmax(scores, axis=-1) == labels) & there
+        later = jnp.pad(right, ((0, 0), (0, self.drafts)))
+        ahead = [later[:, k : k + len(at)] for k in range(self.drafts)]
+        run = jnp.cumprod(jnp.stack(ahead, axis=-1), axis=-1).sum(-1)
+        accepted = jnp.where(anchors, 1 + run, 0).sum()
+        return loss, sums | {"accepted": accepted}
+
+
+# %% [markdown]
+# ## On the real model
+#
+# A brief training on a few answers, to see the machinery move; for a drafter
+# of use it takes thousands of texts. Three runs with the same texts and steps:
+#
+# - EAGLE without the training-time test: one pass from each anchor,
+# - EAGLE with it: three passes,
+# - a draft model.
+#
+# **Predict.** Which draft, the first, second or third, will show that the first
+# of them never saw its own states?
+
+# %%
+responses = example_responses(model, tokenizer)
+texts = [responses.of(n).texts[:4] for n in ("math", "code", "chat")]
+few = dataclasses.replace(responses, texts=sum(map(tuple, texts), ()))
+words = np.unique(np.concatenate([text.tokens for text in few.texts]))
+print(len(few), "texts,", len(words), "different tokens")
+
+# %%
+settings = TrainSettings(
+    steps=30, rows=4, rate=3e-3, longest=128, keep_features=True
+)
+
+
+def teach(learner, steps=settings):
+    with tempfile.TemporaryDirectory() as folder:
+        found = train(model, learner, few, folder, steps).learner
+    return dataclasses.replace(found, block=4)
+
+
+eagle = dataclasses.replace(
+    new_eagle(model, vocabulary=words.tolist()), anchors=32
+)
+once = teach(dataclasses.replace(eagle, block=2))
+tested = teach(eagle)
+
+# %%
+plain_settings = dataclasses.replace(settings, keep_features=False)
+student = teach(DraftLearner.new(model), plain_settings)
+
+# %% [markdown]
+# Now they draft: three tokens in each step, on prompts of the training texts.
+# The model's text stays what it is.
+
+# %%
+prompts = [text.tokens[: text.start].tolist() for text in few.texts[::4]]
+plain = generate(model, tokenizer, prompts, max_new_tokens=40)
+drafters = {"EAGLE, one pass": once, "EAGLE-3": tested, "draft model": student}
+found = {}
+for name, drafter in drafters.items():
+    fast = generate(
+        model, tokenizer, prompts, max_new_tokens=40, drafter=drafter
+    )
+    assert [x.tokens for x in fast] == [x.tokens for x in plain]
+    found[name] = fast[0].statistics
+
+# %% tags=["nbval-ignore-output"] mystnb={"image": {"alt": "For each drafter, the share of drafts that are accepted at the first, second and third place, given that all before were. The drafter trained with one pass falls off at the second place."}}
+fig, ax = plt.subplots(figsize=(7, 2.8))
+for (name, s), marker in zip(found.items(), "os^"):
+    arrived = [found[name].drafted[0], *s.accepted[:-1]]
+    share = [a / max(n, 1) for a, n in zip(s.accepted, arrived)]
+    ax.plot([1, 2, 3], share, marker + "-", label=name)
+    print(f"{name}: acceptance length {s.acceptance_length:.2f}, "
+          f"accepted {s.accepted} of {arrived}")
+ax.set(xlabel="draft", ylabel="accepted", xticks=[1, 2, 3], ylim=(0, 1.05))
+ax.legend(frameon=False)
+plt.show()
+
+# %% [markdown]
+# ### What a pass costs
+#
+# EAGLE's acceptance is high; its price is one pass for each draft. A pass reads
+# the layer and the head.
+
+# %%
+head = len(words) * 576
+whole = 134_515_008
+share = (parameters + head) / whole
+print(f"a pass reads {share:.1%} of what a plain step reads")
+full = (parameters + 49_152 * 576) / whole
+print(f"with the whole vocabulary {full:.1%}")
+assert full > 2 * share
+
+# %% [markdown]
+# So the head matters more than the layer, here as in large models. Three drafts
+# cost three passes. A drafter that fills its whole block at once pays one,
+# however many drafts it makes; chapters 9 and 10 build it.
+#
+# ## Exercises
+#
+# **8.1 Which row reads what** (10 minutes). A text has `length` known tokens.
+# For the pass that makes draft number `k`, counted from 1, return the position
+# of the token whose embedding it reads, and the position of the *true* feature
+# that it reads, or None if it reads its own state.
+
+# %% tags=["exercise"]
+def pass_inputs(length: int, k: int) -> tuple[int, int | None]:
+    """Positions of the token and of the true feature of a pass."""
+    ### BEGIN SOLUTION
+    token = length - 2 + k
+    return token, length - 2 if k == 1 else None
+    ### END SOLUTION
+
+
+# %% tags=["check"]
+@check(pass_inputs)
+def _(f):
+    token, feature = f(10, 1)
+    assert token != 8, "token 8 is known, but token 9, the anchor, is the newest"
+    assert token == 9, "the first pass reads the anchor, token 9"
+    assert feature != 9, "the target has not read the anchor: no feature yet"
+    assert feature == 8, "the newest true feature is that before the anchor"
+    assert f(10, 2) == (10, None), "draft 1 stands at 10; the state is its own"
+    assert f(2, 3) == (3, None)
+
+
+# %% [markdown]
+# **8.2 What stays** (5 minutes). Row $p$ of the cache pairs the feature of $p$
+# with token $p + 1$. The text had `length` tokens, `drafts` passes ran, and
+# `accepted` of the drafts were right. Return the rows that `observe` writes
+# anew from true features, and the row where the next draft begins.
+
+# %% tags=["exercise"]
+def rows_after(
+    length: int, drafts: int, accepted: int
+) -> tuple[list[int], int]:
+    """Rows with new true features, and the first row of the next draft."""
+    ### BEGIN SOLUTION
+    following = length + accepted + 1
+    return list(range(length - 2, following - 2)), following - 2
+    ### END SOLUTION
+
+
+# %% tags=["check"]
+@check(rows_after)
+def _(f):
+    rows, begin = f(10, 3, 2)
+    assert begin != 12, "the text has 13 tokens now: two drafts and the bonus"
+    assert begin == 11, "the newest true feature is that of token 11"
+    assert rows == [8, 9, 10], "one for each token that the target has read"
+    assert f(10, 3, 0) == ([8], 9), "with nothing accepted the anchor counts"
+    assert f(10, 3, 3)[1] == 12
+
+
+# %% [markdown]
+# **8.3 How many drafts** (15 minutes). Each draft is accepted with probability
+# `accepted`, if all before it are. A draft pass costs `cost` plain steps, a
+# verification of any block one plain step. Return the best number of drafts
+# from 1 to `most`; of equals the smallest. `tokens_a_step` is chapter 6's. For
+# a drafter that fills its block in one pass, what would you return?
+
+# %% tags=["exercise"]
+def best_drafts(accepted: float, cost: float, most: int) -> int:
+    """The number of drafts with the largest speedup."""
+    ### BEGIN SOLUTION
+    speed = lambda k: tokens_a_step(accepted, k) / (1 + k * cost)
+    return max(range(1, most + 1), key=speed)
+    ### END SOLUTION
+
+
+# %% tags=["check"]
+@check(best_drafts)
+def _(f):
+    assert f(0.8, 0.0, 16) == 16, "passes that cost nothing: as many as may be"
+    assert f(0.0, 0.1, 16) == 1, "nothing is accepted: as few as may be"
+    assert f(0.8, 0.1, 16) != 16, "each draft costs a pass of its own"
+    assert f(0.8, 0.1, 16) == 6
+    assert f(0.8, 0.03, 16) > f(0.8, 0.1, 16) > f(0.8, 0.3, 16)
+
+
+# %% [markdown]
+# ## Key points
+#
+# - The drafter reads the target's hidden states, so one layer is enough.
+# - A row pairs a feature with the token behind it. The anchor has no feature:
+#   from the second draft on the drafter reads its own state.
+# - Train it as it is used: unroll the passes, each chain behind the true rows
+#   before its anchor. Otherwise only the first draft is good.
+# - Accepted rows are written anew from true features; refused ones are
+#   overwritten before they are seen.
+# - Taps are named by what enters a layer: ours are one less.
+# - Each draft costs a pass, and the head is most of it.
+#
+# **Next:** chapter 10 fills a whole block in one pass.
