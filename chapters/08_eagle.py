@@ -140,7 +140,7 @@ def eagle_taps(layers: int) -> tuple[int, ...]:
         UserError: the target has too few layers for three taps.
 
     Source: EAGLE-3 (Li et al. 2025), section 3.1; the layers are those that
-    vLLM and speculators 0.9 take: what enters 2, n // 2 and n − 3.
+    speculators 0.9 takes: what enters 2, n // 2 and n − 3.
     """
     enters = (2, layers // 2, layers - 3)
     if not enters[0] < enters[1] < enters[2]:
@@ -159,9 +159,10 @@ assert eagle_taps(30) == (1, 14, 26)
 # ## Which row reads what
 #
 # A row of the drafter has two inputs, a token and a feature. Which token goes
-# with which feature? The feature of position $p$ was computed from the tokens up
-# to $p$. From it the target chose token $p + 1$, which by now is known. So a row
-# takes the feature of $p$ *and the token behind it*, and guesses token $p + 2$.
+# with which feature? The feature of position $p$ was computed from the tokens
+# up to $p$. From it the target chose token $p + 1$, which by now is known. So a
+# row takes the feature of $p$ *and the token behind it*, and guesses the token
+# at $p + 2$.
 #
 # | row | 0 | 1 | … | $n - 2$ | $n - 1$ | $n$ |
 # |---|---|---|---|---|---|---|
@@ -181,16 +182,16 @@ assert eagle_taps(30) == (1, 14, 26)
 fig, ax = plt.subplots(figsize=(8, 2.6))
 box = dict(boxstyle="round", fc="white", ec="black")
 arrow = dict(arrowprops=dict(arrowstyle="->", color="black"), ha="center")
-inputs, outputs = ["anchor", "draft 1", "draft 2"], ["draft 1", "draft 2", "draft 3"]
-for i, (token, guess) in enumerate(zip(inputs, outputs)):
+names = ["anchor", "draft 1", "draft 2", "draft 3"]
+for i, (token, guess) in enumerate(zip(names, names[1:])):
     x = 3 * i
     ax.text(x, 0, f"layer, pass {i + 1}", ha="center", va="center", bbox=box)
     ax.annotate(token, (x, -0.25), (x, -1.1), **arrow)
-    ax.annotate(guess, (x, 1.1), (x, 0.3), **arrow)
+    ax.annotate("", (x, 1.05), (x, 0.25), **arrow)
+    ax.text(x, 1.1, guess, ha="center")
     state = "true feature" if i == 0 else "own state"
     ax.annotate("", (x - 0.85, 0), (x - 2.1, 0), **arrow)
     ax.text(x - 1.5, 0.15, state, ha="center")
-    ax.text(x, 1.1, guess, ha="center", color="white", zorder=-1)
 ax.set(xlim=(-2.4, 7.2), ylim=(-1.3, 1.4))
 ax.axis("off")
 plt.show()
@@ -259,9 +260,9 @@ class EagleLayer(nnx.Module):
         self.before_residual = config.norm_before_residual
         self.input_layernorm, self.hidden_norm = norm(), norm()
         self.self_attn = Attention(c, **options)
-        sizes = self.self_attn.qkv_proj.outputs
-        wide = Linear(2 * c.hidden_size, *sizes, bias=c.attention_bias, **options)
-        self.self_attn.qkv_proj = wide
+        sizes = (2 * c.hidden_size, *self.self_attn.qkv_proj.outputs)
+        bias = c.attention_bias
+        self.self_attn.qkv_proj = Linear(*sizes, bias=bias, **options)
         self.post_attention_layernorm = norm()
         self.mlp = MLP(c, **options)
 
@@ -411,17 +412,17 @@ assert parameters < 106e6 / 15
 # The drafter fits chapter 6's protocol. Its memory is a cache with a row for
 # each feature, in arrays of fixed size, and the newest feature.
 #
-# When the target has read tokens, `observe` gets their features. A row pairs the
-# feature of $p$ with token $p + 1$; so of the tokens that were read, each goes
-# with the feature *before* it, and the first one with the feature that was kept.
-# The last feature has to wait: the token behind it is not read yet.
+# When the target has read tokens, `observe` gets their features. A row pairs
+# the feature of $p$ with token $p + 1$; so of the tokens that were read, each
+# goes with the feature *before* it, and the first one with the feature that was
+# kept. The last feature has to wait: the token behind it is not read yet.
 #
 # And the drafts? To guess, the layer wrote keys and values for its own states,
 # at the rows from $n - 1$ on. When some of these drafts are accepted, the true
-# features of their positions are there, and `observe` writes the rows anew. When
-# they are refused, the next draft begins at these rows and overwrites each
-# before it is read. So whatever a query sees comes from a true feature or
-# from its own draft.
+# features of their positions are there, and `observe` writes the rows anew.
+# When they are refused, the next draft begins at these rows and overwrites each
+# before it is read. So whatever a query sees comes from a true feature or from
+# its own draft.
 
 # %% tags=["export"]
 class EagleMemory(NamedTuple):
@@ -493,16 +494,16 @@ def to_draft(
 # %% [markdown]
 # ## The training-time test
 #
-# How shall it learn? The obvious way: give each row its true feature, and let it
-# guess the token. Then the first draft is good, and the second is not. For in
-# use the second row has no true feature. It gets the drafter's own state, and
-# such an input never occurred in training.
+# How shall it learn? The obvious way: give each row its true feature, and let
+# it guess the token. Then the first draft is good, and the second is not. For
+# in use the second row has no true feature. It gets the drafter's own state,
+# and such an input never occurred in training.
 #
 # So train it as it will be used. From every anchor, unroll the recurrence: pass
-# 1 reads the true feature, pass 2 reads the state of pass 1, pass 3 that of pass
-# 2; all of them are scored, and gradients flow through the chain. The paper
-# calls this *training-time test*. The tokens that go in are the true ones: a
-# draft behind a wrong one is lost anyway.
+# 1 reads the true feature, pass 2 reads the state of pass 1, pass 3 that of
+# pass 2; all of them are scored, and gradients flow through the chain. The
+# paper calls this *training-time test*. The tokens that go in are the true
+# ones: a draft behind a wrong one is lost anyway.
 #
 # All anchors of a text run at once. What may a row of pass $i$ see?
 #
@@ -786,7 +787,7 @@ def read_eagle_config(data: Mapping[str, Any], layers: int) -> EagleConfig:
     Raises:
         UserError: an entry is missing, impossible, or not known here.
 
-    Source: the configs that vLLM 0.12 and speculators 0.9 read.
+    Source: speculators 0.9, and the layout of the authors' checkpoints.
     """
     kind, flat = data.get("speculators_model_type"), dict(data)
     if kind is not None:
@@ -1114,8 +1115,8 @@ class DraftLearner(DraftModel):
         model: the smaller model.
         block: tokens of a verification, one more than there are drafts.
 
-    Source: Leviathan et al. 2023, section 3.6; DistillSpec (Zhou et al. 2024)
-    trains on what the target writes.
+    Source: Leviathan et al. 2023, Chen et al. 2023; that it learns from what
+    the target writes is chapter 7's rule.
     """
 
     model: Transformer
@@ -1162,8 +1163,8 @@ class DraftLearner(DraftModel):
         at = jnp.arange(labels.shape[1])
         there = at < batch.lengths[:, None] - 1
         anchors = there & (at >= batch.starts[:, None])
-        one = lambda x: x[:, :, None]
-        loss, sums = block_loss(one(scores), one(labels), one(anchors), jnp.ones(1))
+        parts = (x[:, :, None] for x in (scores, labels, anchors))
+        loss, sums = block_loss(*parts, jnp.ones(1))
         right = (jnp.argmax(scores, axis=-1) == labels) & there
         later = jnp.pad(right, ((0, 0), (0, self.drafts)))
         ahead = [later[:, k : k + len(at)] for k in range(self.drafts)]
@@ -1188,7 +1189,7 @@ class DraftLearner(DraftModel):
 # %%
 responses = example_responses(model, tokenizer)
 texts = [responses.of(n).texts[:4] for n in ("math", "code", "chat")]
-few = dataclasses.replace(responses, texts=sum(map(tuple, texts), ()))
+few = dataclasses.replace(responses, texts=sum(texts, ()))
 words = np.unique(np.concatenate([text.tokens for text in few.texts]))
 print(len(few), "texts,", len(words), "different tokens")
 
@@ -1198,9 +1199,9 @@ settings = TrainSettings(
 )
 
 
-def teach(learner, steps=settings):
+def teach(learner):
     with tempfile.TemporaryDirectory() as folder:
-        found = train(model, learner, few, folder, steps).learner
+        found = train(model, learner, few, folder, settings).learner
     return dataclasses.replace(found, block=4)
 
 
@@ -1211,8 +1212,7 @@ once = teach(dataclasses.replace(eagle, block=2))
 tested = teach(eagle)
 
 # %%
-plain_settings = dataclasses.replace(settings, keep_features=False)
-student = teach(DraftLearner.new(model), plain_settings)
+student = teach(DraftLearner.new(model, hidden_size=128))
 
 # %% [markdown]
 # Now they draft: three tokens in each step, on prompts of the training texts.
@@ -1220,12 +1220,12 @@ student = teach(DraftLearner.new(model), plain_settings)
 
 # %%
 prompts = [text.tokens[: text.start].tolist() for text in few.texts[::4]]
-plain = generate(model, tokenizer, prompts, max_new_tokens=40)
+plain = generate(model, tokenizer, prompts, max_new_tokens=32)
 drafters = {"EAGLE, one pass": once, "EAGLE-3": tested, "draft model": student}
 found = {}
 for name, drafter in drafters.items():
     fast = generate(
-        model, tokenizer, prompts, max_new_tokens=40, drafter=drafter
+        model, tokenizer, prompts, max_new_tokens=32, drafter=drafter
     )
     assert [x.tokens for x in fast] == [x.tokens for x in plain]
     found[name] = fast[0].statistics
@@ -1233,7 +1233,7 @@ for name, drafter in drafters.items():
 # %% tags=["nbval-ignore-output"] mystnb={"image": {"alt": "For each drafter, the share of drafts that are accepted at the first, second and third place, given that all before were. The drafter trained with one pass falls off at the second place."}}
 fig, ax = plt.subplots(figsize=(7, 2.8))
 for (name, s), marker in zip(found.items(), "os^"):
-    arrived = [found[name].drafted[0], *s.accepted[:-1]]
+    arrived = [s.drafted[0], *s.accepted[:-1]]
     share = [a / max(n, 1) for a, n in zip(s.accepted, arrived)]
     ax.plot([1, 2, 3], share, marker + "-", label=name)
     print(f"{name}: acceptance length {s.acceptance_length:.2f}, "
@@ -1258,8 +1258,8 @@ print(f"with the whole vocabulary {full:.1%}")
 assert full > 2 * share
 
 # %% [markdown]
-# So the head matters more than the layer, here as in large models. Three drafts
-# cost three passes. A drafter that fills its whole block at once pays one,
+# So with the whole vocabulary the head is most of a pass. And three drafts cost
+# three passes. A drafter that fills its whole block at once pays one,
 # however many drafts it makes; chapters 9 and 10 build it.
 #
 # ## Exercises
@@ -1282,7 +1282,7 @@ def pass_inputs(length: int, k: int) -> tuple[int, int | None]:
 @check(pass_inputs)
 def _(f):
     token, feature = f(10, 1)
-    assert token != 8, "token 8 is known, but token 9, the anchor, is the newest"
+    assert token != 8, "token 9 is the newest that is known: the anchor"
     assert token == 9, "the first pass reads the anchor, token 9"
     assert feature != 9, "the target has not read the anchor: no feature yet"
     assert feature == 8, "the newest true feature is that before the anchor"
@@ -1355,6 +1355,6 @@ def _(f):
 # - Accepted rows are written anew from true features; refused ones are
 #   overwritten before they are seen.
 # - Taps are named by what enters a layer: ours are one less.
-# - Each draft costs a pass, and the head is most of it.
+# - Each draft costs a pass; with a whole vocabulary, the head is most of it.
 #
 # **Next:** chapter 10 fills a whole block in one pass.

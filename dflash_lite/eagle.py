@@ -109,7 +109,7 @@ def eagle_taps(layers: int) -> tuple[int, ...]:
         UserError: the target has too few layers for three taps.
 
     Source: EAGLE-3 (Li et al. 2025), section 3.1; the layers are those that
-    vLLM and speculators 0.9 take: what enters 2, n // 2 and n − 3.
+    speculators 0.9 takes: what enters 2, n // 2 and n − 3.
     """
     enters = (2, layers // 2, layers - 3)
     if not enters[0] < enters[1] < enters[2]:
@@ -172,9 +172,9 @@ class EagleLayer(nnx.Module):
         self.before_residual = config.norm_before_residual
         self.input_layernorm, self.hidden_norm = norm(), norm()
         self.self_attn = Attention(c, **options)
-        sizes = self.self_attn.qkv_proj.outputs
-        wide = Linear(2 * c.hidden_size, *sizes, bias=c.attention_bias, **options)
-        self.self_attn.qkv_proj = wide
+        sizes = (2 * c.hidden_size, *self.self_attn.qkv_proj.outputs)
+        bias = c.attention_bias
+        self.self_attn.qkv_proj = Linear(*sizes, bias=bias, **options)
         self.post_attention_layernorm = norm()
         self.mlp = MLP(c, **options)
 
@@ -585,7 +585,7 @@ def read_eagle_config(data: Mapping[str, Any], layers: int) -> EagleConfig:
     Raises:
         UserError: an entry is missing, impossible, or not known here.
 
-    Source: the configs that vLLM 0.12 and speculators 0.9 read.
+    Source: speculators 0.9, and the layout of the authors' checkpoints.
     """
     kind, flat = data.get("speculators_model_type"), dict(data)
     if kind is not None:
@@ -887,8 +887,8 @@ class DraftLearner(DraftModel):
         model: the smaller model.
         block: tokens of a verification, one more than there are drafts.
 
-    Source: Leviathan et al. 2023, section 3.6; DistillSpec (Zhou et al. 2024)
-    trains on what the target writes.
+    Source: Leviathan et al. 2023, Chen et al. 2023; that it learns from what
+    the target writes is chapter 7's rule.
     """
 
     model: Transformer
@@ -935,8 +935,8 @@ class DraftLearner(DraftModel):
         at = jnp.arange(labels.shape[1])
         there = at < batch.lengths[:, None] - 1
         anchors = there & (at >= batch.starts[:, None])
-        one = lambda x: x[:, :, None]
-        loss, sums = block_loss(one(scores), one(labels), one(anchors), jnp.ones(1))
+        parts = (x[:, :, None] for x in (scores, labels, anchors))
+        loss, sums = block_loss(*parts, jnp.ones(1))
         right = (jnp.argmax(scores, axis=-1) == labels) & there
         later = jnp.pad(right, ((0, 0), (0, self.drafts)))
         ahead = [later[:, k : k + len(at)] for k in range(self.drafts)]
