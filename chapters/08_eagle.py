@@ -1195,7 +1195,7 @@ print(len(few), "texts,", len(words), "different tokens")
 
 # %%
 settings = TrainSettings(
-    steps=30, rows=4, rate=3e-3, longest=128, keep_features=True
+    steps=20, rows=4, rate=3e-3, longest=128, keep_features=True
 )
 
 
@@ -1206,7 +1206,7 @@ def teach(learner):
 
 
 eagle = dataclasses.replace(
-    new_eagle(model, vocabulary=words.tolist()), anchors=32
+    new_eagle(model, vocabulary=words.tolist()), anchors=16
 )
 once = teach(dataclasses.replace(eagle, block=2))
 tested = teach(eagle)
