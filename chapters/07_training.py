@@ -903,6 +903,29 @@ for n, anchor in enumerate(anchors[0].tolist()):
 # count what we really want: from each anchor, how many drafts in a row equal
 # the model's tokens, and one for the bonus. On greedy text this is what
 # decoding would accept there. The mean over anchors is the *acceptance length*.
+#
+# A drafter may score only some of the target's tokens, those that come often. A
+# label that it does not have is −1: no loss, and a refused draft.
+
+# %% tags=["export"]
+def to_draft(
+    labels: Int[Array, "*rest"], vocabulary: Int[Array, "draft_vocab"] | None
+) -> Int[Array, "*rest"]:
+    """Numbers of the target's tokens in a drafter's vocabulary.
+
+    Args:
+        labels: the target's numbers.
+        vocabulary: those that the drafter has, rising; None for all.
+
+    Returns:
+        Their places in the vocabulary, −1 where it lacks a token.
+    """
+    if vocabulary is None:
+        return labels
+    place = jnp.searchsorted(vocabulary, labels)
+    place = jnp.minimum(place, len(vocabulary) - 1)
+    return jnp.where(vocabulary[place] == labels, place, -1)
+
 
 # %% tags=["export"]
 def block_loss(
@@ -1091,11 +1114,8 @@ class Heads(Speculative):
         last = jnp.take_along_axis(batch.tokens, anchors, axis=1)
         scores = self.logits(model, features, last.reshape(-1))
         scores = scores.reshape(*labels.shape, -1)
-        words = self.vocabulary
-        place = jnp.searchsorted(words, labels)
-        place = jnp.minimum(place, len(words) - 1)
-        place = jnp.where(words[place] == labels, place, -1)
-        return block_loss(scores, place, there, slot_weights(self.block))
+        labels = to_draft(labels, self.vocabulary)
+        return block_loss(scores, labels, there, slot_weights(self.block))
 
     def begin(
         self, model: Transformer, batch: int, capacity: int

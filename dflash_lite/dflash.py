@@ -9,13 +9,10 @@ edit the chapter, not this file.
 """
 
 import functools
-import json
 import math
 import os
-import re
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -24,19 +21,32 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
-from safetensors.numpy import save_file
 
 from dflash_lite.checkpoints import (
     ModelConfig,
-    RopeConfig,
     Tensors,
     UserError,
-    fetch_hub,
     hub_config,
     hub_tensors,
     read_json,
 )
 from dflash_lite.decoding import DenseCache, Sampling, State
+from dflash_lite.eagle import (
+    BORROWED,
+    HEADS,
+    VOCABULARY,
+    context_keys_values,
+    drafter_folder,
+    module_tensors,
+    read_matrix,
+    read_vocabulary,
+    shape_entries,
+    target_head,
+    to_target,
+    vocabulary_offsets,
+    write_context,
+    write_folder,
+)
 from dflash_lite.speculative import (
     Draft,
     Speculative,
@@ -53,19 +63,16 @@ from dflash_lite.training import (
     block_positions,
     draw_anchors,
     slot_weights,
+    to_draft,
 )
 from dflash_lite.transformer import (
     Layer,
     Linear,
     RMSNorm,
-    Rotation,
     Transformer,
     fill,
     matmul,
     module_list,
-    parameter_parts,
-    read_parameter,
-    rotate,
     rotation,
 )
 
@@ -81,17 +88,10 @@ __all__ = [
     "near",
     "BlockCache",
     "DraftNetwork",
-    "context_keys_values",
-    "write_context",
     "DFlash",
     "TrainingCache",
     "check_target",
-    "BORROWED",
-    "HEADS",
-    "VOCABULARY",
     "open_drafter",
-    "read_vocabulary",
-    "target_head",
     "load_drafter",
     "save_drafter",
     "write_config",
@@ -401,38 +401,8 @@ class DraftNetwork(nnx.Module):
         return self.norm(x)
 
 
-def context_keys_values(
-    part: Any, x: Float[Array, "batch tokens hidden"], by: Rotation
-) -> tuple[Float[Array, "batch tokens kv_heads head_dim"], ...]:
-    """Keys and values of an `Attention`, without its queries."""
-    stacked, flat = part.qkv_proj, x.reshape(-1, x.shape[-1])
-    first = stacked.outputs[0]
-    y = matmul(flat, stacked.weight[...][first:])
-    y = y if stacked.bias is None else y + stacked.bias[...][first:]
-    split = (*x.shape[:2], -1, part.head_dim)
-    k, v = (z.reshape(split) for z in jnp.split(y, 2, axis=-1))
-    k = k if part.k_norm is None else part.k_norm(k)
-    return rotate(k, by), v
-
-
 # The drafter
 # -----------
-
-def write_context(
-    cache: DenseCache,
-    new: Sequence[tuple[Float[Array, "batch tokens kv_heads head_dim"], ...]],
-    positions: Int[Array, "batch tokens"],
-    counted: Bool[Array, "batch tokens"],
-) -> DenseCache:
-    """Put keys and values of each layer at their positions, if they count."""
-    batch, heads, capacity, _ = cache.keys[0].shape
-    there = jnp.where(counted, positions, capacity)[:, None]
-    at = jnp.arange(batch)[:, None, None], jnp.arange(heads)[:, None], there
-    put = lambda old, x: old.at[at].set(x.swapaxes(1, 2), mode="drop")
-    keys = [put(old, k) for old, (k, _) in zip(cache.keys, new)]
-    values = [put(old, v) for old, (_, v) in zip(cache.values, new)]
-    return DenseCache(tuple(keys), tuple(values))
-
 
 @as_drafter("block", "anchors", data=("network", "vocabulary", "head"))
 class DFlash(Speculative):
@@ -534,11 +504,7 @@ class DFlash(Speculative):
         )
         hidden = self.blocks(model, batch, anchors, valid)[:, :, 1:]
         scores = self.logits(model, hidden)
-        if self.vocabulary is not None:
-            words = self.vocabulary
-            place = jnp.searchsorted(words, labels)
-            place = jnp.minimum(place, len(words) - 1)
-            labels = jnp.where(words[place] == labels, place, -1)
+        labels = to_draft(labels, self.vocabulary)
         return block_loss(scores, labels, there, slot_weights(self.block))
 
     def blocks(
@@ -582,12 +548,9 @@ class DFlash(Speculative):
         batch, drafts, size = logits.shape
         how, positions = each_position(sampling, lengths, drafts)
         flat = logits.reshape(-1, size)
-        tokens, chances = draw(flat, positions, how, mode)
-        if self.vocabulary is not None:
-            tokens = self.vocabulary[tokens]
-            if chances is not None:
-                wide = jnp.zeros((len(flat), model.config.vocab_size))
-                chances = wide.at[:, self.vocabulary].set(chances)
+        drawn = draw(flat, positions, how, mode)
+        vocab = model.config.vocab_size
+        tokens, chances = to_target(*drawn, self.vocabulary, vocab)
         if chances is not None:
             chances = chances.reshape(batch, drafts, -1)
         counts = jnp.full(batch, drafts)
@@ -666,11 +629,6 @@ def check_target(config: DFlashConfig, target: ModelConfig) -> None:
 # Checkpoints
 # -----------
 
-BORROWED = ("embed_tokens.weight", "verifier_norm.weight")
-HEADS = ("lm_head.weight", "verifier_lm_head.weight")
-VOCABULARY = ("d2t", "t2d")  # between the draft's and the target's tokens
-
-
 def open_drafter(
     folder: Path, target: Transformer, block: int | None, dtype: Any
 ) -> DFlash:
@@ -690,44 +648,14 @@ def open_drafter(
     own = {n: r for n, r in tensors.readers.items() if n not in other}
     make = lambda dtype: DraftNetwork(config, dtype=dtype, rngs=nnx.Rngs(0))
     network = fill(make, Tensors(own), config.layers, dtype, prefix="")
-    vocabulary, head = read_vocabulary(config, tensors, target, dtype)
-    return DFlash(network, block or config.block_size, vocabulary, head)
-
-
-def read_vocabulary(
-    config: DFlashConfig, tensors: Any, target: Transformer, dtype: Any
-) -> tuple[Int[Array, "draft_vocab"] | None, Any]:
-    """The tokens of a reduced head and its rows, or None and None."""
-    size, vocab = config.draft_vocab_size, config.layers.vocab_size
-    if size is None:
-        return None, None
-    offsets = np.asarray(tensors["d2t"]) if "d2t" in tensors else None
-    if offsets is None or offsets.shape != (size,):
-        shape = None if offsets is None else offsets.shape
-        raise UserError(
-            f"draft_vocab_size is {size}, and d2t has the shape {shape}; "
-            f"expected ({size},). Fetch the drafter again."
-        )
-    tokens = np.arange(size) + offsets
-    if tokens.min() < 0 or tokens.max() >= vocab:
-        raise UserError(
-            f"d2t names the token {tokens.max()}; expected 0 to {vocab - 1}. "
-            "Fetch the drafter again."
-        )
-    vocabulary = jnp.asarray(tokens, jnp.int32)
-    if "lm_head.weight" not in tensors:
-        return vocabulary, target_head(target, vocabulary)
-    shape = (size, config.layers.hidden_size)
-    head = read_parameter(tensors, {"lm_head.weight": shape})
-    return vocabulary, jnp.asarray(head, dtype)
-
-
-def target_head(
-    target: Transformer, vocabulary: Int[Array, "draft_vocab"] | None
-) -> Float[Array, "draft_vocab hidden"]:
-    """The rows of the target's head for some of its tokens, or all."""
-    head = target.embed_tokens if target.lm_head is None else target.lm_head
-    return head[...] if vocabulary is None else head[...][vocabulary]
+    block, size = block or config.block_size, config.draft_vocab_size
+    shape = config.layers.vocab_size, config.layers.hidden_size
+    words = read_vocabulary(tensors, size, shape[0])
+    if words is None:
+        return DFlash(network, block)
+    same, shape = target_head(target, words), (size, shape[1])
+    head = read_matrix(tensors, HEADS[0], shape, same, dtype)
+    return DFlash(network, block, words, same if head is None else head)
 
 
 def load_drafter(
@@ -749,21 +677,8 @@ def load_drafter(
         UserError: nothing is there, or it does not fit; the message says why.
     """
     dtype = target.embed_tokens.dtype if dtype is None else dtype
-    name = os.fspath(name_or_path)
-    path = Path(os.path.expanduser(name))
-    ours = Path(__file__).resolve().parents[1] / "weights" / name
-    how = (target, block, dtype)
-    if path.is_dir() or ours.is_dir():
-        found = open_drafter(path if path.is_dir() else ours, *how)
-    elif re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.startswith("."):
-        whole = lambda folder: hub_tensors(folder)
-        found = open_drafter(fetch_hub(name, whole), *how)
-    else:
-        raise UserError(
-            f"There is no drafter {name!r}. Expected a folder with config.json "
-            "and model.safetensors, or a Hub id such as "
-            "z-lab/Qwen3-4B-DFlash-b16."
-        )
+    folder = drafter_folder(name_or_path, "z-lab/Qwen3-4B-DFlash-b16")
+    found = open_drafter(folder, target, block, dtype)
     found.check(target)
     return found
 
@@ -778,34 +693,17 @@ def save_drafter(
             are replaced when both are written whole.
         dtype: the type to write; "float32" or "bfloat16".
     """
-    network, config = drafter.network, drafter.network.config
-    tensors = {}
-    for path, param in nnx.to_flat_state(nnx.state(network, nnx.Param)):
-        array = np.asarray(param[...]).astype(jnp.dtype(dtype))
-        parts = parameter_parts(path, array.shape, config.layers, "")
-        ends = np.cumsum([shape[0] for shape in parts.values()])[:-1]
-        tensors |= dict(zip(parts, np.split(array, ends), strict=True))
+    config = drafter.network.config
+    tensors = module_tensors(drafter.network, config.layers, dtype)
     if drafter.vocabulary is not None:
-        tokens = np.asarray(drafter.vocabulary, np.int64)
-        tensors["d2t"] = tokens - np.arange(len(tokens))
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(write_config(config), indent=2) + "\n"
-    with tempfile.TemporaryDirectory(dir=folder) as part:
-        save_file(tensors, Path(part) / "model.safetensors")
-        (Path(part) / "config.json").write_text(text, "utf-8")
-        for name in ("model.safetensors", "config.json"):
-            os.replace(Path(part) / name, folder / name)
+        tensors["d2t"] = vocabulary_offsets(drafter.vocabulary)
+    if drafter.head is not None:
+        tensors[HEADS[0]] = np.asarray(drafter.head).astype(jnp.dtype(dtype))
+    write_folder(folder, tensors, write_config(config))
 
 
 def write_config(config: DFlashConfig) -> dict[str, Any]:
     """The `config.json` of a drafter, in z-lab's layout."""
-    layers = asdict(config.layers)
-    rope = layers.pop("rope")
-    plain = asdict(RopeConfig())
-    changed = {n: v for n, v in rope.items() if v != plain[n]}
-    changed |= {"rope_type": rope["kind"], "rope_theta": rope["theta"]}
-    changed = {n: v for n, v in changed.items() if n not in ("kind", "theta")}
     slides = [size is not None for size in config.windows]
     sizes = [size for size in config.windows if size is not None]
     kinds = ["sliding_attention" if s else "full_attention" for s in slides]
@@ -823,12 +721,9 @@ def write_config(config: DFlashConfig) -> dict[str, Any]:
     own |= {n: value for n, (value, usual) in options.items() if value != usual}
     usual = list(config.causal) == slides
     rule = {} if usual else {"is_causal": config.causal[0]}
-    return layers | rule | {
+    return shape_entries(config.layers) | rule | {
         "architectures": ["DFlashDraftModel"],
-        "hidden_act": "silu",
         "num_target_layers": config.num_target_layers,
-        "rope_theta": rope["theta"],
-        "rope_parameters": changed,
         "layer_types": kinds,
         "use_sliding_window": any(slides),
         "sliding_window": sizes[0] if sizes else None,

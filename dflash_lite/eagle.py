@@ -44,7 +44,13 @@ from dflash_lite.speculative import (
     check_block,
     draw,
 )
-from dflash_lite.training import Batch, block_labels, block_loss, draw_anchors
+from dflash_lite.training import (
+    Batch,
+    block_labels,
+    block_loss,
+    draw_anchors,
+    to_draft,
+)
 from dflash_lite.transformer import (
     MLP,
     Attention,
@@ -72,7 +78,6 @@ __all__ = [
     "write_context",
     "target_head",
     "to_target",
-    "to_draft",
     "Unrolled",
     "PASS_DECAY",
     "Eagle",
@@ -83,6 +88,7 @@ __all__ = [
     "HEADS",
     "VOCABULARY",
     "read_vocabulary",
+    "vocabulary_offsets",
     "read_matrix",
     "open_eagle",
     "drafter_folder",
@@ -343,17 +349,6 @@ def to_target(
         wide = jnp.zeros((len(tokens), vocab), chances.dtype)
         chances = wide.at[:, vocabulary].set(chances)
     return vocabulary[tokens], chances
-
-
-def to_draft(
-    labels: Int[Array, "*rest"], vocabulary: Int[Array, "draft_vocab"] | None
-) -> Int[Array, "*rest"]:
-    """The target's tokens in a reduced vocabulary; −1 where it lacks one."""
-    if vocabulary is None:
-        return labels
-    place = jnp.searchsorted(vocabulary, labels)
-    place = jnp.minimum(place, len(vocabulary) - 1)
-    return jnp.where(vocabulary[place] == labels, place, -1)
 
 
 # The training-time test
@@ -659,6 +654,13 @@ def read_vocabulary(
     return jnp.asarray(tokens, jnp.int32)
 
 
+def vocabulary_offsets(
+    vocabulary: Int[Array, "draft_vocab"],
+) -> Int[np.ndarray, "draft_vocab"]:
+    """The table `d2t` of a reduced vocabulary."""
+    return np.asarray(vocabulary, np.int64) - np.arange(len(vocabulary))
+
+
 def read_matrix(
     tensors: Mapping[str, np.ndarray],
     name: str,
@@ -825,9 +827,8 @@ def save_eagle(
             tensors[name] = np.asarray(array).astype(jnp.dtype(dtype))
     vocab, size = config.shape.vocab_size, config.draft_vocab_size
     if drafter.vocabulary is not None:
-        tokens = np.asarray(drafter.vocabulary, np.int64)
-        tensors["d2t"] = tokens - np.arange(len(tokens))
-        tensors["t2d"] = np.isin(np.arange(vocab), tokens)
+        tensors["d2t"] = vocabulary_offsets(drafter.vocabulary)
+        tensors["t2d"] = np.isin(np.arange(vocab), drafter.vocabulary)
     enters = [i + 1 for i in config.target_layer_ids]
     write_folder(folder, tensors, shape_entries(config.shape) | {
         "architectures": ["LlamaForCausalLMEagle3"],

@@ -72,6 +72,7 @@ __all__ = [
     "slot_weights",
     "block_mask",
     "block_positions",
+    "to_draft",
     "block_loss",
     "Learner",
     "unit",
@@ -724,6 +725,25 @@ def block_positions(
 # What is learnt: a loss and a count
 # ----------------------------------
 
+def to_draft(
+    labels: Int[Array, "*rest"], vocabulary: Int[Array, "draft_vocab"] | None
+) -> Int[Array, "*rest"]:
+    """Numbers of the target's tokens in a drafter's vocabulary.
+
+    Args:
+        labels: the target's numbers.
+        vocabulary: those that the drafter has, rising; None for all.
+
+    Returns:
+        Their places in the vocabulary, −1 where it lacks a token.
+    """
+    if vocabulary is None:
+        return labels
+    place = jnp.searchsorted(vocabulary, labels)
+    place = jnp.minimum(place, len(vocabulary) - 1)
+    return jnp.where(vocabulary[place] == labels, place, -1)
+
+
 def block_loss(
     logits: Float[Array, "batch anchors drafts vocab"],
     labels: Int[Array, "batch anchors drafts"],
@@ -900,11 +920,8 @@ class Heads(Speculative):
         last = jnp.take_along_axis(batch.tokens, anchors, axis=1)
         scores = self.logits(model, features, last.reshape(-1))
         scores = scores.reshape(*labels.shape, -1)
-        words = self.vocabulary
-        place = jnp.searchsorted(words, labels)
-        place = jnp.minimum(place, len(words) - 1)
-        place = jnp.where(words[place] == labels, place, -1)
-        return block_loss(scores, place, there, slot_weights(self.block))
+        labels = to_draft(labels, self.vocabulary)
+        return block_loss(scores, labels, there, slot_weights(self.block))
 
     def begin(
         self, model: Transformer, batch: int, capacity: int
