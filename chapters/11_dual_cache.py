@@ -33,7 +33,7 @@
 
 # %% tags=["export"]
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
@@ -285,6 +285,59 @@ class CheckedMemory(PagedMemory):
 
 
 # %% [markdown]
+# ## A laboratory
+#
+# From here on we want a drafter whose guesses are accepted. No weights for
+# SmolLM2 are shown in this chapter. We take a small target with random weights
+# instead, let it answer twelve questions, and let a drafter of two layers learn
+# these answers by heart. What it writes makes no sense, but each answer is
+# always the same, and that is enough to see who keeps its place.
+#
+# One of the drafter's layers has a sliding window: the museum needs one.
+
+# %%
+quiet = dataclasses.replace(tokenizer, stop_ids=())
+shape = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=4)
+bare = Transformer(replace(model.config, **shape), rngs=nnx.Rngs(0))
+louder = lambda x: x * 12 if x.ndim > 1 else x  # so that every layer matters
+target = jax.tree.map(louder, bare)
+things = "sun moon sea wind rain snow fire bread salt time gold sleep".split()
+lab_prompts = [f"Tell me about the {thing}." for thing in things]
+asked = [(prompt, "lab") for prompt in lab_prompts]
+folder = tempfile.mkdtemp()
+answers = write_responses(
+    target, quiet, asked, folder, max_new_tokens=40, progress=False
+)
+
+# %%
+words = np.unique(np.concatenate([text.tokens for text in answers.texts]))
+new = new_drafter(target, MASK, 2, 6, taps=(0, 2), vocabulary=words)
+config = replace(new.network.config, windows=(8, None), causal=(True, False))
+network = DraftNetwork(config, rngs=nnx.Rngs(1))
+new = dataclasses.replace(new, network=network, anchors=16)
+settings = TrainSettings(
+    steps=120, rows=12, rate=3e-3, longest=128, keep_features=True
+)
+by_heart = train(target, new, answers, tempfile.mkdtemp(), settings).learner
+
+# %%
+how = dict(max_new_tokens=40)
+plain = [generate(target, quiet, p, **how) for p in lab_prompts[:4]]
+lab = [
+    generate(target, quiet, p, drafter=by_heart, **how)
+    for p in lab_prompts[:4]
+]
+assert [a.tokens for a in plain] == [b.tokens for b in lab]
+made, steps = (
+    sum(getattr(one.statistics, name) for one in lab)
+    for name in ("decode_tokens", "decode_steps")
+)
+assert made / steps > 2
+
+# %% tags=["nbval-ignore-output"]
+print(f"{made} tokens in {steps} steps: acceptance length {made / steps:.2f}")
+
+# %% [markdown]
 # ## Texts come and go
 #
 # A server does not wait until all texts of a batch have ended. One ends and
@@ -428,13 +481,10 @@ class DualBatch(PagedBatch):
 # room.
 
 # %%
-questions = ["What is a prime?", "Name a fruit, and its colour.", question]
-prompts = [encode_prompt(tokenizer, q, True, None) for q in questions]
-alone = [generate(model, tokenizer, p, max_new_tokens=24) for p in prompts]
-memory = PagedMemory(model, pages=7, size=16)
-stops = tokenizer.stop_ids
-batch = DualBatch(memory, drafter, rows=2, capacity=128, stop_ids=stops)
-waiting = [(i, p, len(p) + 24) for i, p in enumerate(prompts)]
+prompts = [encode_prompt(tokenizer, p, True, None) for p in lab_prompts[:3]]
+memory = PagedMemory(target, pages=7, size=16)
+batch = DualBatch(memory, by_heart, rows=2, capacity=128)
+waiting = [(i, p, len(p) + 40) for i, p in enumerate(prompts)]
 places, finished, put_off = [None, None], {}, 0
 
 
@@ -462,7 +512,7 @@ while waiting or any(places):
             places[row] = None
 
 # %%
-for number, (prompt, answer) in enumerate(zip(prompts, alone)):
+for number, (prompt, answer) in enumerate(zip(prompts, plain)):
     assert finished[number] == prompt + answer.tokens
 print(f"{put_off} times a text was put off; the answers are the same")
 assert put_off > 0 and memory.pool.pages.available == 7
@@ -482,64 +532,11 @@ for page in range(7):
     left.bar(page, 1, 0.9, color=color, hatch=hatch, edgecolor="black")
     left.text(page, 1.1, name, ha="center")
 left.set(title="target: pages of 16", yticks=[], ylim=(0, 1.5))
-for row, (end, (name, color, hatch)) in enumerate(zip(ends, looks)):
+for row, (end, (_, color, hatch)) in enumerate(zip(ends, looks)):
     right.barh(row, end, 0.7, color=color, hatch=hatch, edgecolor="black")
     right.barh(row, 128, 0.7, fill=False, edgecolor="black")
 right.set(title="drafter: a row each", yticks=[0, 1], yticklabels=["A", "B"])
 _ = right.invert_yaxis()
-
-# %% [markdown]
-# ## A laboratory
-#
-# From here on we want a drafter whose guesses are accepted. No weights for
-# SmolLM2 are shown in this chapter. We take a small target with random weights
-# instead, let it answer twelve questions, and let a drafter of two layers learn
-# these answers by heart. What it writes makes no sense, but each answer is
-# always the same, and that is enough to see who keeps its place.
-#
-# One of the drafter's layers has a sliding window: the museum needs one.
-
-# %%
-quiet = dataclasses.replace(tokenizer, stop_ids=())
-shape = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=4)
-bare = Transformer(replace(model.config, **shape), rngs=nnx.Rngs(0))
-louder = lambda x: x * 12 if x.ndim > 1 else x  # so that every layer matters
-target = jax.tree.map(louder, bare)
-things = "sun moon sea wind rain snow fire bread salt time gold sleep".split()
-lab_prompts = [f"Tell me about the {thing}." for thing in things]
-asked = [(prompt, "lab") for prompt in lab_prompts]
-folder = tempfile.mkdtemp()
-answers = write_responses(
-    target, quiet, asked, folder, max_new_tokens=40, progress=False
-)
-
-# %%
-words = np.unique(np.concatenate([text.tokens for text in answers.texts]))
-new = new_drafter(target, MASK, 2, 6, taps=(0, 2), vocabulary=words)
-config = replace(new.network.config, windows=(8, None), causal=(True, False))
-network = DraftNetwork(config, rngs=nnx.Rngs(1))
-new = dataclasses.replace(new, network=network, anchors=24)
-settings = TrainSettings(
-    steps=150, rows=12, rate=3e-3, longest=128, keep_features=True
-)
-by_heart = train(target, new, answers, tempfile.mkdtemp(), settings).learner
-
-# %%
-how = dict(max_new_tokens=40)
-plain = [generate(target, quiet, p, **how) for p in lab_prompts[:4]]
-lab = [
-    generate(target, quiet, p, drafter=by_heart, **how)
-    for p in lab_prompts[:4]
-]
-assert [a.tokens for a in plain] == [b.tokens for b in lab]
-made, steps = (
-    sum(getattr(one.statistics, name) for one in lab)
-    for name in ("decode_tokens", "decode_steps")
-)
-assert made / steps > 2
-
-# %% tags=["nbval-ignore-output"]
-print(f"{made} tokens in {steps} steps: acceptance length {made / steps:.2f}")
 
 # %% [markdown]
 # ## Feeding the drafter
@@ -604,7 +601,7 @@ class ContextBuffer:
                 f"{first + len(features[0]) - 1}. Hand over each row in turn."
             )
         count = end - begin
-        width = max(self.smallest, 1 << (count - 1).bit_length())
+        width = max(self.smallest, 1 << max(count - 1, 0).bit_length())
         behind = (0, width - count), (0, 0)
         pad = lambda x: np.pad(np.asarray(x)[begin:end], behind)[None]
         self.consumed = seq_len
@@ -715,11 +712,11 @@ class Meter:
 class HostStep(NamedTuple):
     """What a step of the loop on the host did."""
 
-    drafts: list[int]
-    accepted: int
     first: int  # position of the context rows handed over
     count: int
     width: int  # with padding
+    drafts: list[int]
+    accepted: int
 
 
 # %% tags=["export"]
@@ -743,7 +740,7 @@ def decode_from_host(
     dtype = model.embed_tokens.dtype
     cache = DenseCache.empty(model.config, 1, capacity, dtype)
     memory = drafter.begin(model, 1, capacity)
-    text, first, steps = list(prompt), 0, []
+    text, first, steps, told = list(prompt), 0, [], ()
     new = prompt + [0] * (bucket(len(prompt)) - len(prompt))
     buffer, last, drafts = ContextBuffer(), len(prompt) - 1, ()
     one = lambda n: np.array([n], np.int32)
@@ -759,7 +756,8 @@ def decode_from_host(
                 room = min(len(drafts), limit - len(text) - 1)
                 same = drafts[:room] == choices[:room]
                 accepted = int(np.cumprod(same).sum())
-                steps.append(HostStep(drafts.tolist(), accepted, *counts))
+                done = (drafts.tolist(), accepted)
+                steps.append(HostStep(*told, *done))
                 last = accepted
                 text += drafts[:accepted].tolist()
             text.append(int(choices[last]))
@@ -768,8 +766,8 @@ def decode_from_host(
             seq_len = len(text) - 1
             rows = [x[0] for x in features]
             handed = buffer.take(0, seq_len, first, rows)
-            counts = (int(handed.first[0]), int(handed.count[0]),
-                      handed.features[0].shape[1])  # fmt: skip
+            width = handed.features[0].shape[1]
+            told = (int(handed.first[0]), int(handed.count[0]), width)
             memory = write_features(model, drafter, memory, meter.put(handed))
             up = meter.put((one([text[-1]]), one(seq_len)))
             found = draft_block(model, drafter, memory, *up)

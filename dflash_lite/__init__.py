@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     )
     from dflash_lite.eagle import DraftLearner, Eagle, load_eagle, save_eagle
     from dflash_lite.dflash import DFlash, load_drafter, save_drafter
+    from dflash_lite.dual_cache import CheckedMemory, DualBatch
     from dflash_lite.traces import (
         Trace,
         TraceStep,
@@ -82,6 +83,8 @@ __all__ = [
     "DFlash",
     "load_drafter",
     "save_drafter",
+    "CheckedMemory",
+    "DualBatch",
     "Trace",
     "TraceStep",
     "player",
@@ -126,6 +129,8 @@ _MODULES = {
     "DFlash": "dflash",
     "load_drafter": "dflash",
     "save_drafter": "dflash",
+    "CheckedMemory": "dual_cache",
+    "DualBatch": "dual_cache",
     "Trace": "traces",
     "TraceStep": "traces",
     "player": "traces",

@@ -84,7 +84,9 @@ class Lab:
         new = dataclasses.replace(new, network=network, anchors=24)
         steps = TrainSettings(steps=200, rows=8, rate=3e-3, longest=128, keep_features=True,
                               evaluate_every=200, save_every=200)  # fmt: skip
+        jax.config.update("jax_disable_most_optimizations", False)  # these steps are many
         self.drafter = train(self.model, new, self.answers, folder / "run", steps).learner
+        jax.config.update("jax_disable_most_optimizations", True)
 
     def ids(self, prompt):
         return encode_prompt(self.tokenizer, prompt, True, None)
@@ -179,13 +181,12 @@ def fickle(lab):
     return Fickle(**parts)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed, temperature", [(0, 0.0), (1, 0.0), (2, 0.9)])
 def test_both_caches_equal_a_run_from_scratch(lab, fickle, seed, temperature):
     """Eight rows; texts end, are replaced, cut at their limit, put off and read again."""
     rng, model = np.random.default_rng(seed), lab.model
-    prompts = [rng.integers(4, 250, rng.integers(1, 24)).tolist() for _ in range(14)]
-    limits = [min(len(p) + int(n), CAPACITY) for p, n in zip(prompts, rng.integers(2, 50, 14))]
+    prompts = [rng.integers(4, 250, rng.integers(1, 24)).tolist() for _ in range(12)]
+    limits = [min(len(p) + int(n), CAPACITY) for p, n in zip(prompts, rng.integers(2, 40, 12))]
     how = dict(temperature=temperature, chat=False)
     wholes = [
         p + generate(model, lab.tokenizer, p, max_new_tokens=n - len(p), seed=i, **how).tokens
@@ -193,7 +194,7 @@ def test_both_caches_equal_a_run_from_scratch(lab, fickle, seed, temperature):
     ]
     memory = PagedMemory(model, 34, 8)
     batch = DualBatch(memory, fickle, 8, CAPACITY, how=(temperature, None, None))
-    queue, places, counts = list(range(14)), {}, {"put off": 0, "accepted": set()}
+    queue, places, counts = list(range(12)), {}, {"put off": 0, "accepted": set()}
 
     def put_off(row):
         number = places.pop(row)
@@ -202,15 +203,16 @@ def test_both_caches_equal_a_run_from_scratch(lab, fickle, seed, temperature):
         queue.insert(0, number)
         counts["put off"] += 1
 
-    for _ in range(80):
+    for _ in range(200):
+        before = dict(places)
         for row in batch.free:
             fits = queue and memory.pool.pages.available >= len(prompts[queue[0]]) // 8 + 2
             if fits and rng.random() < 0.8:
                 number = queue.pop(0)
                 batch.put(row, prompts[number], limits[number], seed=number)
                 places[row] = number
-        texts = {row: wholes[number] for row, number in places.items()}
-        assert_from_scratch(batch, texts)
+        if places != before:
+            assert_from_scratch(batch, {row: wholes[n] for row, n in places.items()})
         for row in [r for r, n in places.items() if batch.lengths[r] >= limits[n]]:
             assert batch.remove(row) == wholes[places.pop(row)]
         if not places and not queue:
