@@ -17,6 +17,7 @@ from flax import nnx
 from dflash_lite import (
     decoding,
     dflash,
+    dual_cache,
     eagle,
     flash_attention as tiles,
     speculative,
@@ -367,6 +368,54 @@ def read_for_eagle(entry: "Entry") -> Work:
     return work._replace(flops=work.flops + fuse, bound=work.bound + wide, drafter=learned)
 
 
+# The loop on the host
+# --------------------
+
+def drafter_arrays(entry: "Entry") -> tuple[Any, Any]:
+    """A learned drafter of a block of 16, and its context."""
+    learned = dflash_drafter(entry.model, 16)
+    make = lambda: learned.begin(shapes(entry.model), entry.batch, entry.context)
+    return learned, jax.eval_shape(make)
+
+
+def write_features(entry: "Entry") -> Work:
+    """Chapter 11's context rows, as many as there are tokens."""
+    learned, memory = drafter_arrays(entry)
+    config, rows = learned.network.config, entry.batch * entry.tokens
+    size, taps = config.layers.hidden_size, len(config.target_layer_ids)
+    made = 2 * config.layers.num_key_value_heads * config.layers.head_dim
+    made *= config.layers.num_hidden_layers
+    row = jax.ShapeDtypeStruct((entry.batch, entry.tokens, size), DTYPE)
+    handed = dual_cache.Handed((row,) * taps, integers(entry.batch), integers(entry.batch))
+    return Work(
+        dual_cache.write_features, (shapes(entry.model), learned, memory, handed), {},
+        2.0 * rows * size * (taps * size + made), 4.0 * rows * (2 * (taps + 2) * size + 2 * made),
+    )  # fmt: skip
+
+
+def draft_block(entry: "Entry") -> Work:
+    """Chapter 11's draft alone: a pass over a block of 16."""
+    learned, memory = drafter_arrays(entry)
+    rows = entry.batch * 16
+    arguments = (shapes(entry.model), learned, memory, integers(entry.batch, 1),
+                 integers(entry.batch))  # fmt: skip
+    cost = draft_cost(entry._replace(tokens=16), rows, entry.context, rows)
+    return Work(dual_cache.draft_block, arguments, {}, *cost)
+
+
+def verify_block(entry: "Entry") -> Work:
+    """Chapter 11's verification, with the taps of the drafter."""
+    work = verify(entry)
+    model, tokens, _, cache = work.arguments
+    config = dflash_drafter(entry.model, 16).network.config
+    taps, size = config.target_layer_ids, config.layers.hidden_size
+    return work._replace(
+        function=dual_cache.verify_block, options={"taps": taps},
+        arguments=(model, cache, tokens, integers(entry.batch)),
+        bound=work.bound + 4.0 * len(taps) * entry.batch * entry.tokens * size,
+    )  # fmt: skip
+
+
 # Training
 # --------
 
@@ -448,6 +497,9 @@ FUNCTIONS: dict[str, tuple[str, Callable[["Entry"], Work]]] = {
     "prefill for DFlash": ("dflash_lite.dflash.DFlash", read_for_dflash),
     "decode with EAGLE": ("dflash_lite.eagle.Eagle", drafted_by_eagle),
     "prefill for EAGLE": ("dflash_lite.eagle.Eagle", read_for_eagle),
+    "write_features": ("dflash_lite.dual_cache.write_features", write_features),
+    "draft_block": ("dflash_lite.dual_cache.draft_block", draft_block),
+    "verify_block": ("dflash_lite.dual_cache.verify_block", verify_block),
     "replace_rows": ("dflash_lite.training.replace_rows", replace_rows),
     "read_features": ("dflash_lite.training.read_features", read_features),
     "train heads": ("dflash_lite.training.Steps.train", partial(learning, learns=True)),
