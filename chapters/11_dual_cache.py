@@ -297,7 +297,10 @@ class CheckedMemory(PagedMemory):
 
 # %%
 quiet = dataclasses.replace(tokenizer, stop_ids=())
-shape = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=4)
+shape = dict(
+    hidden_size=64, intermediate_size=128, num_hidden_layers=4,
+    num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+)  # fmt: skip
 bare = Transformer(replace(model.config, **shape), rngs=nnx.Rngs(0))
 louder = lambda x: x * 12 if x.ndim > 1 else x  # so that every layer matters
 target = jax.tree.map(louder, bare)
@@ -316,7 +319,7 @@ config = replace(new.network.config, windows=(8, None), causal=(True, False))
 network = DraftNetwork(config, rngs=nnx.Rngs(1))
 new = dataclasses.replace(new, network=network, anchors=16)
 settings = TrainSettings(
-    steps=120, rows=12, rate=3e-3, longest=128, keep_features=True
+    steps=90, rows=12, rate=3e-3, longest=128, keep_features=True
 )
 by_heart = train(target, new, answers, tempfile.mkdtemp(), settings).learner
 
@@ -477,8 +480,8 @@ class DualBatch(PagedBatch):
 
 # %% [markdown]
 # Three questions in two rows. The pages do not suffice for two long answers:
-# when they run out, the younger text is put off, and read again when there is
-# room.
+# when they run out, the text in the second row is put off, and read again when
+# there is room.
 
 # %%
 prompts = [encode_prompt(tokenizer, p, True, None) for p in lab_prompts[:3]]
@@ -1247,7 +1250,7 @@ for name, length in broken.items():
     print(f"{name:36}{length:.2f}")
 
 # %%
-assert whole == acceptance(Bug(""))
+assert whole == acceptance(Bug("", Exhibit))
 assert all(length < whole for length in broken.values())
 
 # %% tags=["nbval-ignore-output"] mystnb={"image": {"alt": "Acceptance length of the drafter with each of nine bugs, as horizontal bars, beside a dashed line where it is without a bug. All bars are shorter than the line; some are near 1."}}
