@@ -321,7 +321,9 @@ new = dataclasses.replace(new, network=network, anchors=16)
 settings = TrainSettings(
     steps=90, rows=12, rate=3e-3, longest=128, keep_features=True
 )
-by_heart = train(target, new, answers, tempfile.mkdtemp(), settings).learner
+learner = train(target, new, answers, tempfile.mkdtemp(), settings).learner
+# arrays of one device, as from a file; a run's lie on a mesh of devices
+by_heart = jax.tree.map(jnp.asarray, jax.device_get(learner))
 
 # %%
 how = dict(max_new_tokens=40)

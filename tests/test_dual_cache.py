@@ -85,7 +85,9 @@ class Lab:
         steps = TrainSettings(steps=200, rows=8, rate=3e-3, longest=128, keep_features=True,
                               evaluate_every=200, save_every=200)  # fmt: skip
         jax.config.update("jax_disable_most_optimizations", False)  # these steps are many
-        self.drafter = train(self.model, new, self.answers, folder / "run", steps).learner
+        learner = train(self.model, new, self.answers, folder / "run", steps).learner
+        # as from a file: a run's arrays lie on a mesh, which would compile programs twice
+        self.drafter = jax.tree.map(jnp.asarray, jax.device_get(learner))
         jax.config.update("jax_disable_most_optimizations", True)
 
     def ids(self, prompt):
