@@ -120,9 +120,9 @@ assert (of_target, of_drafter) == (144 * 1024, 20 * 1024)
 
 # %% [markdown]
 # **Predict.** The first published TPU design of DFlash kept static arrays for
-# the drafter, for one text of up to 40,960 tokens, rounded up to a power of two.
-# It stored every key-value head once for each *query* head that uses it, 32
-# instead of 8. How many bytes are that?
+# the drafter, for one text of up to 40,960 tokens, rounded up to a power of
+# two. It stored every key-value head once for each *query* head that uses it,
+# 32 instead of 8. How many bytes are that?
 
 # %%
 rounded_up = bucket(40960)
