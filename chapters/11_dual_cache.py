@@ -57,7 +57,8 @@ from dflash_lite.decoding import (
     generate,
     make_sampling,
 )
-from dflash_lite.dflash import BlockCache, DFlash, write_context
+from dflash_lite.dflash import BlockCache, DFlash
+from dflash_lite.eagle import write_context
 from dflash_lite.paged_attention import (
     PagedBatch,
     PagedMemory,
