@@ -1256,7 +1256,7 @@ assert full > 2 * share
 # %% [markdown]
 # So with the whole vocabulary the head is most of a pass. And three drafts cost
 # three passes. A drafter that fills its whole block at once pays one,
-# however many drafts it makes; chapters 9 and 10 build it.
+# however many drafts it makes; chapter 10 builds it.
 #
 # ## Exercises
 #

@@ -137,8 +137,8 @@ def assert_context(memory, expected, row, end):
     """A drafter's arrays hold the context of a row and nothing else."""
     for layer, (k, v) in enumerate(expected):
         for held, new in ((memory.keys, k), (memory.values, v)):
-            here = np.asarray(held[layer][row]).swapaxes(0, 1)
-            assert_same(here[:end], np.asarray(new[row, :end]), f"row {row}, layer {layer}")
+            here = held[layer][row].swapaxes(0, 1)
+            assert_same(here[:end], new[row, :end], f"row {row}, layer {layer}")
             assert not here[end:].any(), "nothing of a block, of padding or of another text"
 
 
@@ -146,20 +146,20 @@ def assert_from_scratch(batch, texts):
     """Every row of a batch: its tokens, its lengths, its pages, its arrays."""
     model, drafter, state = batch.memory.model, batch.drafter, batch.state
     lengths, tokens = np.asarray(state.lengths), np.asarray(state.tokens)
-    target, context = from_scratch(model, drafter, tokens)
-    target = jax.device_get(target)
+    target, context = jax.device_get(from_scratch(model, drafter, tokens))
+    cache, memory = jax.device_get((batch.memory.cache, state.progress.memory))
     check_invariant(state, batch.texts)
     for row, whole in texts.items():
         text, end = batch.texts[row], int(frontier(state)[row])
         assert tokens[row, : lengths[row]].tolist() == whole[: lengths[row]]
         assert text.tokens == whole[:end] and end == lengths[row] - 1
-        pages, cache = np.array(text.pages), batch.memory.cache
+        pages = np.array(text.pages)
         for layer in range(model.config.num_hidden_layers):
             for held, new in ((cache.keys, target.keys), (cache.values, target.values)):
-                rows = np.asarray(held[layer])[pages].swapaxes(1, 2)
+                rows = held[layer][pages].swapaxes(1, 2)
                 rows = rows.reshape(-1, *rows.shape[2:])[:end]
                 assert_same(rows, new[layer][row].swapaxes(0, 1)[:end], f"row {row} in pages")
-        assert_context(state.progress.memory, context, row, end)
+        assert_context(memory, context, row, end)
 
 
 @as_drafter("block", "anchors", data=("network", "vocabulary", "head"))
@@ -183,7 +183,7 @@ def fickle(lab):
     return Fickle(**parts)
 
 
-@pytest.mark.parametrize("seed, temperature", [(0, 0.0), (1, 0.0), (2, 0.9)])
+@pytest.mark.parametrize("seed, temperature", [(0, 0.0), (2, 0.9)])
 def test_both_caches_equal_a_run_from_scratch(lab, fickle, seed, temperature):
     """Eight rows; texts end, are replaced, cut at their limit, put off and read again."""
     rng, model = np.random.default_rng(seed), lab.model
@@ -233,7 +233,7 @@ def test_both_caches_equal_a_run_from_scratch(lab, fickle, seed, temperature):
         assert_from_scratch(batch, {row: wholes[n] for row, n in places.items()})
     assert not places and not queue, "every text ends"
     assert memory.pool.pages.available == 34
-    assert counts["put off"] >= 2 and len(counts["accepted"]) >= 4, counts
+    assert counts["put off"] >= 2 and counts["accepted"] >= {0, 1, 2}, counts
 
 
 def test_a_row_that_is_taken_and_a_text_that_is_too_long_are_refused(lab, fickle):
@@ -455,13 +455,13 @@ def check_context_is_the_targets(lab, bug):
     """After some steps the rows before the anchor are those of one pass over the text."""
     drafter = with_bug(lab.drafter, bug)
     state, *_ = begun(lab, drafter, 3)
-    _, expected = from_scratch(lab.model, lab.drafter, state.tokens)
-    memory = state.progress.memory
+    _, expected = jax.device_get(from_scratch(lab.model, lab.drafter, state.tokens))
+    memory = jax.device_get(state.progress.memory)
     for row, end in enumerate(np.asarray(frontier(state))):
         for layer, (k, v) in enumerate(expected):
             for held, new in ((memory.keys, k), (memory.values, v)):
-                here = np.asarray(held[layer][row]).swapaxes(0, 1)[:end]
-                assert_same(here, np.asarray(new[row, :end]), f"row {row}, layer {layer}")
+                here = held[layer][row].swapaxes(0, 1)[:end]
+                assert_same(here, new[row, :end], f"row {row}, layer {layer}")
 
 
 def check_blocks_are_those_of_training(lab, bug):
