@@ -167,27 +167,11 @@ for name, config in (("target", qwen3_4b), ("drafter", published)):
 # | shares beginnings | yes | no |
 # | a text ends | pages go back | the row is overwritten by the next |
 #
-# ## It runs already
-#
 # Chapter 3's loop asks neither what the cache is nor who drafts. So pages for
-# the target and arrays for the drafter is one call. A drafter that nobody has
-# trained is enough to see that the text stays what it was.
-
-# %%
-MASK = tokenizer.encode("<file_sep>", add_special_tokens=False)[0]
-words = np.arange(2048)
-drafter = new_drafter(model, MASK, layers=1, block=8, vocabulary=words)
-question = "Name the seven colours of a rainbow."
-memory = PagedMemory(model, pages=64, size=16)
-how = dict(max_new_tokens=24, memory=memory)
-plain = generate(model, tokenizer, question, **how)
-dual = generate(model, tokenizer, question, drafter=drafter, **how)
-assert dual.tokens == plain.tokens
-print(dual.text)
-
-# %% [markdown]
-# The drafter's arrays are donated to the loop, as the pages are: context rows
-# are written in place, and a block's keys and values are never written at all.
+# the target and arrays for the drafter is one call of `generate`; we make it
+# soon. The drafter's arrays are donated to the loop, as the pages are: context
+# rows are written in place, and a block's keys and values are never written at
+# all.
 #
 # ## One number
 #
@@ -288,18 +272,18 @@ class CheckedMemory(PagedMemory):
 # %% [markdown]
 # ## A laboratory
 #
-# From here on we want a drafter whose guesses are accepted. No weights for
-# SmolLM2 are shown in this chapter. We take a small target with random weights
-# instead, let it answer twelve questions, and let a drafter of two layers learn
-# these answers by heart. What it writes makes no sense, but each answer is
-# always the same, and that is enough to see who keeps its place.
+# We want a drafter whose guesses are accepted, and programs that compile fast.
+# So we take a small target with random weights and SmolLM2's tokenizer, let it
+# answer twelve questions, and let a drafter of two layers learn these answers
+# by heart. What it writes makes no sense, but each answer is always the same,
+# and that is enough to see who keeps its place.
 #
 # One of the drafter's layers has a sliding window: the museum needs one.
 
 # %%
 quiet = dataclasses.replace(tokenizer, stop_ids=())
 shape = dict(
-    hidden_size=64, intermediate_size=128, num_hidden_layers=4,
+    hidden_size=64, intermediate_size=128, num_hidden_layers=3,
     num_attention_heads=4, num_key_value_heads=2, head_dim=16,
 )  # fmt: skip
 bare = Transformer(replace(model.config, **shape), rngs=nnx.Rngs(0))
@@ -314,8 +298,9 @@ answers = write_responses(
 )
 
 # %%
+MASK = tokenizer.encode("<file_sep>", add_special_tokens=False)[0]
 words = np.unique(np.concatenate([text.tokens for text in answers.texts]))
-new = new_drafter(target, MASK, 2, 6, taps=(0, 2), vocabulary=words)
+new = new_drafter(target, MASK, 2, 6, taps=(0, 1), vocabulary=words)
 config = replace(new.network.config, windows=(8, None), causal=(True, False))
 network = DraftNetwork(config, rngs=nnx.Rngs(1))
 new = dataclasses.replace(new, network=network, anchors=16)
@@ -326,13 +311,18 @@ learner = train(target, new, answers, tempfile.mkdtemp(), settings).learner
 # arrays of one device, as from a file; a run's lie on a mesh of devices
 by_heart = jax.tree.map(jnp.asarray, jax.device_get(learner))
 
+# %% [markdown]
+# Pages for the target, arrays for the drafter: the text stays what it is.
+
 # %%
-how = dict(max_new_tokens=40)
-plain = [generate(target, quiet, p, **how) for p in lab_prompts[:4]]
-lab = [
-    generate(target, quiet, p, drafter=by_heart, **how)
-    for p in lab_prompts[:4]
-]
+def ask(prompt, **how):
+    memory = PagedMemory(target, pages=18, size=16)
+    how = dict(max_new_tokens=40, memory=memory) | how
+    return generate(target, quiet, prompt, **how)
+
+
+plain = [ask(prompt) for prompt in lab_prompts[:3]]
+lab = [ask(prompt, drafter=by_heart) for prompt in lab_prompts[:3]]
 assert [a.tokens for a in plain] == [b.tokens for b in lab]
 made, steps = (
     sum(getattr(one.statistics, name) for one in lab)
@@ -1244,7 +1234,8 @@ def acceptance(bug, prompts=lab_prompts[:3]):
     return made / steps
 
 
-whole = acceptance(Bug(""))
+whole = acceptance(Bug("", Exhibit))
+assert whole == made / steps, "it drafts as DFlash does"
 broken = {name: acceptance(bug) for name, bug in MUSEUM.items()}
 
 # %% tags=["nbval-ignore-output"]
@@ -1253,7 +1244,6 @@ for name, length in broken.items():
     print(f"{name:36}{length:.2f}")
 
 # %%
-assert whole == acceptance(Bug("", Exhibit))
 assert all(length < whole for length in broken.values())
 
 # %% tags=["nbval-ignore-output"] mystnb={"image": {"alt": "Acceptance length of the drafter with each of nine bugs, as horizontal bars, beside a dashed line where it is without a bug. All bars are shorter than the line; some are near 1."}}
