@@ -1220,7 +1220,7 @@ student = teach(DraftLearner.new(model, layers=1, hidden_size=64))
 
 # %% [markdown]
 # How long are the runs of right drafts? Training counts it (chapter 7): at the
-# texts' anchors, with one draft in a step, with two and with three.
+# texts' anchors, with one draft in a step and with three.
 
 # %%
 tokens = np.zeros((8, 64), np.int32)  # as many rows as the trainer reads
@@ -1231,30 +1231,37 @@ starts = jnp.array([text.start for text in texts])
 features = [x[:4] for x in read_features(model, tokens, eagle.taps)]
 batch = Batch(jnp.array(tokens[:4]), lengths, starts, tuple(features))
 keys = jax.random.split(jax.random.key(0), 4)
+count = jax.jit(lambda model, drafter: drafter.loss(model, batch, keys)[1])
 
 
-def accepted(drafter, drafts):
+def runs(drafter, drafts):
     drafter = dataclasses.replace(drafter, block=drafts + 1)
-    _, sums = drafter.loss(model, batch, keys)
+    sums = count(model, drafter)
     return float(sums["accepted"] / sums["anchors"])
 
 
 drafters = {"EAGLE, one pass": once, "EAGLE-3": tested, "draft model": student}
-curves = {name: [accepted(drafter, k) for k in (1, 2, 3)]
-          for name, drafter in drafters.items()}  # fmt: skip
-assert curves["EAGLE-3"][2] > curves["EAGLE, one pass"][2]
+found = {
+    name: [runs(drafter, drafts) for drafts in (1, 3)]
+    for name, drafter in drafters.items()
+}
 
-# %% tags=["nbval-ignore-output"] mystnb={"image": {"alt": "Acceptance length over the number of drafts, one to three, for each drafter. EAGLE-3's rises up to the third draft. That of the drafter trained with one pass lies below it."}}
-fig, ax = plt.subplots(figsize=(7, 2.8))
-for (name, curve), marker in zip(curves.items(), "os^"):
-    ax.plot([1, 2, 3], curve, marker + "-", label=name)
-    print(f"{name:16}", *(f"{x:.2f}" for x in curve))
-ax.plot([1, 2, 3], [2, 3, 4], ":", color="gray", label="all drafts right")
-ax.set(xlabel="drafts in a step", ylabel="acceptance length", xticks=[1, 2, 3])
-ax.legend(frameon=False)
-plt.show()
+# %% tags=["nbval-ignore-output"]
+print("acceptance length   1 draft  3 drafts")
+for name, (first, third) in found.items():
+    print(f"{name:20}{first:7.2f}{third:10.2f}")
+
+# %%
+first, third = zip(*found.values())
+assert first[0] > 1.8 and third[0] < 2.5 < third[1]
+assert third[2] < third[1]
 
 # %% [markdown]
+# The one pass has learnt its text by heart, yet only the first draft is good:
+# two more add almost nothing. With the training-time test each adds its share.
+# The draft model is told nothing by the target; forty steps from random weights
+# hardly begin to teach it.
+#
 # Now EAGLE-3 drafts, three tokens in each step, on prompts of these texts. The
 # model's text stays what it is.
 

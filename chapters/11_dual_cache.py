@@ -274,7 +274,7 @@ class CheckedMemory(PagedMemory):
 #
 # We want a drafter whose guesses are accepted, and programs that compile fast.
 # So we take a small target with random weights and SmolLM2's tokenizer, let it
-# answer twelve questions, and let a drafter of two layers learn these answers
+# answer four questions, and let a drafter of two layers learn these answers
 # by heart. What it writes makes no sense, but each answer is always the same,
 # and that is enough to see who keeps its place.
 #
@@ -289,8 +289,9 @@ shape = dict(
 bare = Transformer(replace(model.config, **shape), rngs=nnx.Rngs(0))
 louder = lambda x: x * 12 if x.ndim > 1 else x  # so that every layer matters
 target = jax.tree.map(louder, bare)
-things = "sun moon sea wind rain snow fire bread salt time gold sleep".split()
-lab_prompts = [f"Tell me about the {thing}." for thing in things]
+lab_prompts = [
+    f"Tell me about the {thing}." for thing in ("sun", "sea", "wind", "snow")
+]
 asked = [(prompt, "lab") for prompt in lab_prompts]
 folder = tempfile.mkdtemp()
 answers = write_responses(
@@ -305,7 +306,7 @@ config = replace(new.network.config, windows=(8, None), causal=(True, False))
 network = DraftNetwork(config, rngs=nnx.Rngs(1))
 new = dataclasses.replace(new, network=network, anchors=16)
 settings = TrainSettings(
-    steps=90, rows=12, rate=3e-3, longest=128, keep_features=True
+    steps=60, rows=4, rate=3e-3, longest=128, keep_features=True
 )
 learner = train(target, new, answers, tempfile.mkdtemp(), settings).learner
 # arrays of one device, as from a file; a run's lie on a mesh of devices
@@ -510,7 +511,6 @@ while waiting or any(places):
 # %%
 for number, (prompt, answer) in enumerate(zip(prompts, plain)):
     assert finished[number] == prompt + answer.tokens
-print(f"{put_off} times a text was put off; the answers are the same")
 assert put_off > 0 and memory.pool.pages.available == 7
 
 # %% [markdown]
@@ -861,11 +861,13 @@ for name, way in ways.items():
 assert table["host"][2] == table["device"][2]
 
 # %%
+assert table["host"][0].up > 5 * table["device"][0].up
+assert table["host"][1] > table["device"][1]
+
+# %% tags=["nbval-ignore-output"]
 print("            up   down    bytes   programs for two lengths")
 for name, (meter, programs, _) in table.items():
     print(f"{name:8}{meter.up:6}{meter.down:7}{meter.moved:9,}{programs:8}")
-assert table["host"][0].up > 10 * table["device"][0].up
-assert table["host"][1] > table["device"][1]
 
 # %% [markdown]
 # The host's loop moves every feature down and up again, and waits for it. On a
