@@ -1257,10 +1257,10 @@ assert first[0] > 1.8 and third[0] < 2.5 < third[1]
 assert third[2] < third[1]
 
 # %% [markdown]
-# The one pass has learnt its text by heart, yet only the first draft is good:
-# two more add almost nothing. With the training-time test each adds its share.
-# The draft model is told nothing by the target; forty steps from random weights
-# hardly begin to teach it.
+# The drafter that learnt with one pass knows the texts by heart, yet only its
+# first draft is good: two more add almost nothing. With the training-time test
+# each adds its share. The draft model is told nothing by the target, and the
+# same steps teach it less.
 #
 # Now EAGLE-3 drafts, three tokens in each step, on prompts of these texts. The
 # model's text stays what it is.

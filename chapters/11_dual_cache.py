@@ -878,9 +878,9 @@ for name, (meter, programs, _) in table.items():
 #
 # In all that was reported of DFlash's ports, hardly a bug broke the text. The
 # target judges every draft, so whatever goes wrong in the drafter ends as a
-# lower acceptance. Nobody sees that without knowing what it should be: an
-# engineer of the first TPU port found the first bug below when he compared
-# acceptance with the paper's, 2.49 instead of 6.5.
+# lower acceptance. Nobody sees that without knowing what it should be. The
+# reports are those of the ports to TPUs, vLLM's
+# [tpu-inference](https://github.com/vllm-project/tpu-inference) first of all.
 #
 # Nine exhibits. Each is one switch in one place. They live outside of the way
 # that `generate` goes, as subclasses of a drafter that is taken apart. As it
