@@ -364,7 +364,7 @@ def on_device(lab, prompt, new):
     return found.tokens, [(v.drafts[0].tolist(), int(v.accepted[0])) for v in last]
 
 
-@pytest.mark.parametrize("prompt", [*PROMPTS[:3], "x"])
+@pytest.mark.parametrize("prompt", [PROMPTS[0], "x"])
 @pytest.mark.parametrize("new", [1, 2, NEW])
 def test_host_and_device_draft_the_same(lab, prompt, new):
     ids = lab.ids(prompt)
@@ -551,29 +551,7 @@ def test_each_bug_fails_the_test_that_its_label_names(lab, name):
         globals()[f"check_{bug.test}"](lab, bug)
 
 
-def acceptance(lab, bug):
-    made = steps = 0
-    for prompt in PROMPTS[:4]:
-        plain, found = visit(lab.model, lab.tokenizer, lab.drafter, bug, prompt, NEW, page=8)
-        assert found.tokens == plain.tokens, "no bug changes a text"
-        made += found.statistics.decode_tokens
-        steps += found.statistics.decode_steps
-    return made / steps
-
-
-@pytest.fixture(scope="module")
-def whole(lab):
-    return acceptance(lab, Bug(""))
-
-
-def test_the_drafter_knows_its_answers(lab, whole):
-    assert whole > 3
-    assert acceptance(lab, Bug("", dual_cache.Exhibit)) == whole, "Exhibit drafts as DFlash does"
-
-
-@pytest.mark.parametrize("name", MUSEUM)
-def test_each_bug_leaves_the_text_and_costs_acceptance(lab, whole, name):
-    assert acceptance(lab, MUSEUM[name]) < 0.9 * whole
+# That each leaves the text and costs acceptance is asserted in the chapter.
 
 
 def test_the_debug_memory_stops_at_a_prefix_without_draft_keys(lab):
