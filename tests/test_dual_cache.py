@@ -579,6 +579,7 @@ def folder(lab, tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_command_shows_every_exhibit(folder, capsys, monkeypatch):
     monkeypatch.setattr(driver, "use_cores", lambda count: count)
     words = [str(folder / "drafter"), "--model", str(folder / "hub"), "--rounds", "2",
