@@ -33,13 +33,12 @@
 # **Time.** 60 minutes to read and run, 30 minutes of exercises.
 
 # %% tags=["export"]
-import functools
 import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +46,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from dflash_lite.block_diffusion import Part, attend_to_parts
 from dflash_lite.checkpoints import (
     ModelConfig,
     Tensors,
@@ -110,7 +110,7 @@ import optax
 from dflash_lite.decoding import generate
 from dflash_lite.exercises import check
 from dflash_lite.training import Parts, example_responses, read_features
-from dflash_lite.transformer import attention, load
+from dflash_lite.transformer import load
 
 model, tokenizer = load("smollm2-135m")
 
@@ -319,65 +319,11 @@ published = read_config(qwen3_4b)
 print("taps", published.target_layer_ids, "windows", published.windows)
 
 # %% [markdown]
-# ## Two kinds of keys, one softmax
-#
-# A query of the block sees the context, which lies in a cache, and the block,
-# which is new in every step. One could join both in one array, and copy the
-# whole context for each layer and each step. Instead we multiply with each part
-# where it lies; only the scores are joined, for the softmax.
-
-# %% tags=["export"]
-class Part(NamedTuple):
-    """Some of the keys and values that queries may see."""
-
-    keys: Float[Array, "batch kv_heads keys head_dim"]
-    values: Float[Array, "batch kv_heads keys head_dim"]
-    mask: Bool[Array, "batch queries keys"]
-
-
-def attend_to_parts(
-    q: Float[Array, "batch queries heads head_dim"], parts: Sequence[Part]
-) -> Float[Array, "batch queries heads head_dim"]:
-    """Attention over several parts as if they were one; see `attention`."""
-    batch, queries, heads, size = q.shape
-    kv_heads = parts[0].keys.shape[1]
-    exact = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
-    grouped = q.reshape(batch, queries, kv_heads, -1, size).swapaxes(1, 2)
-    grouped = grouped.reshape(batch, kv_heads, -1, size)
-    outer = ((0, 1), (0, 1))
-    last, rows = (((3,), (3,)), outer), (((3,), (2,)), outer)
-    dot = functools.partial(jax.lax.dot_general, precision=exact)
-    scores = [dot(grouped, part.keys, last) for part in parts]
-    repeat = lambda mask: jnp.repeat(mask, heads // kv_heads, axis=1)
-    seen = jnp.concatenate([repeat(part.mask) for part in parts], -1)[:, None]
-    scores = jnp.concatenate(scores, -1).astype(jnp.float32) * size**-0.5
-    lowest = jnp.finfo(scores.dtype).min
-    weights = jax.nn.softmax(jnp.where(seen, scores, lowest), axis=-1)
-    weights = jnp.where(seen, weights, 0).astype(q.dtype)
-    ends = np.cumsum([part.keys.shape[2] for part in parts])[:-1]
-    split = jnp.split(weights, ends, axis=-1)
-    mixed = sum(dot(w, p.values, rows) for w, p in zip(split, parts))
-    mixed = mixed.reshape(batch, kv_heads, queries, -1, size).swapaxes(1, 2)
-    return mixed.reshape(q.shape)
-
-
-# %%
-draw_array = lambda seed, *shape: jax.random.normal(jax.random.key(seed), shape)
-q = draw_array(0, 1, 8, 9, 64)
-old, new = draw_array(1, 2, 1, 3, 40, 64), draw_array(2, 2, 1, 3, 8, 64)
-before = jnp.arange(40)[None, None] < jnp.full((1, 8, 1), 33)
-masks = before, jnp.ones((1, 8, 8), bool)
-both = attend_to_parts(q, [Part(*old, masks[0]), Part(*new, masks[1])])
-joined = (jnp.concatenate([a, b], axis=2) for a, b in zip(old, new))
-one = attention(q, *joined, jnp.concatenate(masks, axis=2))
-assert abs(both - one).max() < 1e-5
-
-# %% [markdown]
 # ## What a row may see
 #
-# The plug of chapter 2 takes q, k and v of a layer. For the drafter it stores
-# nothing: keys and values of the block are good for one step only, because the
-# next block has other tokens in these places.
+# As in chapter 9, a query of the block sees the context, which lies in a cache,
+# and the block, which is new in every step, in one softmax; and the plug stores
+# nothing. New are layers that do not see everything.
 #
 # | query | sees of the context | sees of the block |
 # |---|---|---|

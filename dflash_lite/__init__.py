@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         write_responses,
     )
     from dflash_lite.eagle import DraftLearner, Eagle, load_eagle, save_eagle
+    from dflash_lite.block_diffusion import BlockDrafter
     from dflash_lite.dflash import DFlash, load_drafter, save_drafter
     from dflash_lite.dual_cache import CheckedMemory, DualBatch
     from dflash_lite.traces import (
@@ -80,6 +81,7 @@ __all__ = [
     "Eagle",
     "load_eagle",
     "save_eagle",
+    "BlockDrafter",
     "DFlash",
     "load_drafter",
     "save_drafter",
@@ -126,6 +128,7 @@ _MODULES = {
     "Eagle": "eagle",
     "load_eagle": "eagle",
     "save_eagle": "eagle",
+    "BlockDrafter": "block_diffusion",
     "DFlash": "dflash",
     "load_drafter": "dflash",
     "save_drafter": "dflash",

@@ -8,13 +8,12 @@ Made from chapters/10_dflash.py by tools/tangle.py:
 edit the chapter, not this file.
 """
 
-import functools
 import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +21,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from dflash_lite.block_diffusion import Part, attend_to_parts
 from dflash_lite.checkpoints import (
     ModelConfig,
     Tensors,
@@ -83,8 +83,6 @@ __all__ = [
     "read_config",
     "read_windows",
     "unwrap",
-    "Part",
-    "attend_to_parts",
     "near",
     "BlockCache",
     "DraftNetwork",
@@ -253,43 +251,6 @@ def unwrap(data: Mapping[str, Any]) -> dict[str, Any]:
     names = "block_size mask_token_id draft_vocab_size sample_from_anchor"
     own |= {name: data[name] for name in names.split() if name in data}
     return {**layers, "dflash_config": own}
-
-
-# Two kinds of keys, one softmax
-# ------------------------------
-
-class Part(NamedTuple):
-    """Some of the keys and values that queries may see."""
-
-    keys: Float[Array, "batch kv_heads keys head_dim"]
-    values: Float[Array, "batch kv_heads keys head_dim"]
-    mask: Bool[Array, "batch queries keys"]
-
-
-def attend_to_parts(
-    q: Float[Array, "batch queries heads head_dim"], parts: Sequence[Part]
-) -> Float[Array, "batch queries heads head_dim"]:
-    """Attention over several parts as if they were one; see `attention`."""
-    batch, queries, heads, size = q.shape
-    kv_heads = parts[0].keys.shape[1]
-    exact = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
-    grouped = q.reshape(batch, queries, kv_heads, -1, size).swapaxes(1, 2)
-    grouped = grouped.reshape(batch, kv_heads, -1, size)
-    outer = ((0, 1), (0, 1))
-    last, rows = (((3,), (3,)), outer), (((3,), (2,)), outer)
-    dot = functools.partial(jax.lax.dot_general, precision=exact)
-    scores = [dot(grouped, part.keys, last) for part in parts]
-    repeat = lambda mask: jnp.repeat(mask, heads // kv_heads, axis=1)
-    seen = jnp.concatenate([repeat(part.mask) for part in parts], -1)[:, None]
-    scores = jnp.concatenate(scores, -1).astype(jnp.float32) * size**-0.5
-    lowest = jnp.finfo(scores.dtype).min
-    weights = jax.nn.softmax(jnp.where(seen, scores, lowest), axis=-1)
-    weights = jnp.where(seen, weights, 0).astype(q.dtype)
-    ends = np.cumsum([part.keys.shape[2] for part in parts])[:-1]
-    split = jnp.split(weights, ends, axis=-1)
-    mixed = sum(dot(w, p.values, rows) for w, p in zip(split, parts))
-    mixed = mixed.reshape(batch, kv_heads, queries, -1, size).swapaxes(1, 2)
-    return mixed.reshape(q.shape)
 
 
 # What a row may see
