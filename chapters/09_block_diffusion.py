@@ -97,8 +97,9 @@ def hide(key, tokens, share):
 text = "The sea is blue because water absorbs red light."
 ids = jnp.array(tokenizer.encode(text))
 for share in (0.25, 0.5, 1.0):
-    noisy = tokenizer.decode(hide(jax.random.key(0), ids, share).tolist())
-    print(f"{share:4.0%}", noisy.replace("<file_sep>", " _"))
+    noisy = hide(jax.random.key(0), ids, share).tolist()
+    pieces = ["___" if i == MASK else tokenizer.decode([i]) for i in noisy]
+    print(f"{share:4.0%} {'|'.join(pieces)}")
 assert (hide(jax.random.key(0), ids, 1.0) == MASK).all()
 
 # %% [markdown]
@@ -588,9 +589,9 @@ responses = example_responses(model, tokenizer)
 texts = [x for x in responses.texts if len(x.tokens) <= 64][:4]
 few = dataclasses.replace(responses, texts=tuple(texts))
 small = dataclasses.replace(
-    BlockDrafter.new(model, MASK, hidden_size=128), anchors=16
+    BlockDrafter.new(model, MASK, hidden_size=64), anchors=8
 )
-settings = TrainSettings(steps=60, rows=4, rate=3e-3, longest=64)
+settings = TrainSettings(steps=60, rows=4, rate=1e-2, longest=64)
 with tempfile.TemporaryDirectory() as folder:
     run = train(model, small, few, folder, settings)
 # arrays of one device, as from a file; a run's lie on a mesh of devices
