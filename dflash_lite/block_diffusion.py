@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from dflash_lite.checkpoints import UserError
 from dflash_lite.decoding import DenseCache, Sampling, State
-from dflash_lite.eagle import DraftLearner
+from dflash_lite.eagle import DraftLearner, target_head
 from dflash_lite.speculative import (
     Draft,
     DraftModel,
@@ -36,8 +36,9 @@ from dflash_lite.training import (
     draw_anchors,
     row_keys,
     slot_weights,
+    to_draft,
 )
-from dflash_lite.transformer import NoCache, Transformer
+from dflash_lite.transformer import NoCache, Transformer, matmul
 
 __all__ = [
     "Part",
@@ -161,12 +162,14 @@ def reveal(
     logits: Float[Array, "batch drafts vocab"],
     mask_token_id: int,
     left: int,
+    vocabulary: Int[Array, "vocab"] | None = None,
 ) -> Int[Array, "batch drafts"]:
     """Fill the surest blanks with their likeliest tokens.
 
     Args:
         slots: tokens, with the mask in each blank.
         left: passes that are left, this one included; the last fills all.
+        vocabulary: the tokens that the logits are of; None for all.
 
     Source: MaskGIT (Chang et al. 2022), section 3.2, with equal parts.
     """
@@ -176,13 +179,17 @@ def reveal(
     order = jnp.argsort(jnp.where(blank, -sure, jnp.inf), axis=1)
     rank = jnp.argsort(order, axis=1)
     chosen = blank & (rank < many[:, None])
-    return jnp.where(chosen, logits.argmax(-1), slots)
+    best = logits.argmax(-1)
+    best = best if vocabulary is None else vocabulary[best]
+    return jnp.where(chosen, best, slots)
 
 
 # The drafter
 # -----------
 
-@as_drafter("mask_token_id", "block", "passes", "anchors", data=("model",))
+@as_drafter(
+    "mask_token_id", "block", "passes", "anchors", data=("model", "vocabulary")
+)
 class BlockDrafter(Speculative):
     """Fills a block of masks in one pass, from the tokens before it.
 
@@ -191,6 +198,7 @@ class BlockDrafter(Speculative):
         mask_token_id: a token that no text contains.
         block: tokens of a verification, one more than there are drafts.
         passes: how many fill a block, from 1 to the number of drafts.
+        vocabulary: the tokens that it can draft, rising; None for all.
         anchors: places that training draws from each text.
 
     Source: Block Diffusion (Arriola et al. 2025), section 3; that a block
@@ -201,6 +209,7 @@ class BlockDrafter(Speculative):
     mask_token_id: int
     block: int = 8
     passes: int = 1
+    vocabulary: Int[Array, "draft_vocab"] | None = None
     anchors: int = 32
     reads: ClassVar[bool] = True
 
@@ -215,15 +224,17 @@ class BlockDrafter(Speculative):
         layers: int = 2,
         hidden_size: int = 192,
         block: int = 8,
+        vocabulary: Int[np.ndarray, "draft_vocab"] | None = None,
         seed: int = 0,
     ) -> "BlockDrafter":
-        """One with random weights and the target's vocabulary.
+        """One with random weights and an embedding of the target's tokens.
 
         Raises:
             UserError: a setting is impossible.
         """
         small = DraftLearner.new(target, layers, hidden_size, block, seed)
-        found = cls(small.model, mask_token_id, block)
+        words = None if vocabulary is None else jnp.asarray(vocabulary)
+        found = cls(small.model, mask_token_id, block, vocabulary=words)
         found.check(target)
         return found
 
@@ -264,10 +275,13 @@ class BlockDrafter(Speculative):
 
     def logits(
         self, hidden: Float[Array, "*rest hidden"]
-    ) -> Float[Array, "*rest vocab"]:
+    ) -> Float[Array, "*rest draft_vocab"]:
         """Scores in float32; the mask is never a guess."""
-        flat = self.model.logits(hidden.reshape(-1, hidden.shape[-1]))
-        flat = flat.astype(jnp.float32).at[:, self.mask_token_id].set(-jnp.inf)
+        head = target_head(self.model, self.vocabulary)
+        flat = matmul(hidden.reshape(-1, hidden.shape[-1]), head)
+        flat = flat.astype(jnp.float32)
+        if self.vocabulary is None:
+            flat = flat.at[:, self.mask_token_id].set(-jnp.inf)
         return flat.reshape(*hidden.shape[:-1], -1)
 
     def fill(
@@ -288,9 +302,8 @@ class BlockDrafter(Speculative):
         for number in range(self.passes):
             tokens = jnp.concatenate([last[:, None], slots], axis=1)
             hidden = self.model(tokens, positions, view).hidden[:, 1:]
-            left = self.passes - number
-            logits = self.logits(hidden)
-            slots = reveal(slots, logits, self.mask_token_id, left)
+            how = self.mask_token_id, self.passes - number, self.vocabulary
+            slots = reveal(slots, self.logits(hidden), *how)
         return slots
 
     def draft(
@@ -314,6 +327,7 @@ class BlockDrafter(Speculative):
         known = some_known(keys, labels.shape)
         slots = jnp.where(known, labels, self.mask_token_id)
         scores = self.scores(batch.tokens, anchors, valid, slots)
+        labels = to_draft(labels, self.vocabulary)
         weights = slot_weights(self.block)
         loss, sums = block_loss(scores, labels, there & ~known, weights)
         whole = (x[:, ::2] for x in (scores, labels, there))
@@ -326,7 +340,7 @@ class BlockDrafter(Speculative):
         anchors: Int[Array, "batch anchors"],
         valid: Bool[Array, "batch anchors"],
         slots: Int[Array, "batch anchors drafts"],
-    ) -> Float[Array, "batch anchors drafts vocab"]:
+    ) -> Float[Array, "batch anchors drafts draft_vocab"]:
         """Logits of many blocks of each text, in one pass."""
         first = jnp.take_along_axis(tokens, anchors, axis=1)[..., None]
         blocks = jnp.concatenate([first, slots], axis=-1)
