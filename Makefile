@@ -44,7 +44,7 @@ help: ## this list
 
 demo: ## a real language model answers a question (PROMPT="…" for yours)
 	$(call setup,.venv)
-	@.venv/bin/dflash-lite generate -- "$$DFLASH_LITE_PROMPT"
+	@env -u JAX_COMPILATION_CACHE_DIR .venv/bin/dflash-lite generate -- "$$DFLASH_LITE_PROMPT"
 
 test: ## all that must pass, with the newest versions
 	$(call setup,.venv,book notebooks test)
@@ -86,7 +86,7 @@ tpu-check-colab: ## the same with Colab's versions
 	.venv-tpu-colab/bin/python -m pytest -q tests/tpu
 	.venv-tpu-colab/bin/python -m tpu_check --results bench/results/tpu_colab.json $(TPU)
 
-lab: ## JupyterLab, with the chapters as notebooks (LAB="--no-browser" for its options)
+lab: ## JupyterLab, with the chapters as notebooks (LAB="--no-browser", or --allow-root for root)
 	$(call setup,.venv,notebooks)
 	JUPYTER_CONFIG_PATH='$(CURDIR)/tools/jupyter' JUPYTER_PATH='$(CURDIR)/tools/jupyter' \
 		$(PY) -m jupyterlab --LabApp.default_url=/lab/tree/chapters $(LAB)

@@ -124,7 +124,7 @@ model, tokenizer = load("smollm2-135m")
 # EAGLE ([Li et al. 2024](https://arxiv.org/abs/2401.15077)) gives these states,
 # the *features*, to a drafter of a single layer. It needs no more, since the
 # hard part is done. [EAGLE-3](https://arxiv.org/abs/2503.01840) (Li et al.
-# 2025) is what servers run today. It differs from the first in two ways: its
+# 2025) is what servers run today. It differs from the first mainly in two ways: its
 # features come from three depths of the target, and it is trained on what it
 # will see in use. Both are in this chapter.
 #
@@ -1185,8 +1185,8 @@ class DraftLearner(DraftModel):
 # - EAGLE with it: three passes,
 # - a draft model.
 #
-# **Predict.** Which draft, the first, second or third, will show that the first
-# of them never saw its own states?
+# **Predict.** The first run never saw a drafter's own states. What will two more
+# drafts in a step add to each of the three?
 
 # %%
 responses = example_responses(model, tokenizer)
@@ -1295,7 +1295,7 @@ assert full > parameters
 # %% [markdown]
 # So with the whole vocabulary the head is most of a pass. And three drafts cost
 # three passes. A drafter that fills its whole block at once pays one,
-# however many drafts it makes; chapter 10 builds it.
+# however many drafts it makes; chapter 9 builds it.
 #
 # ## Exercises
 #
@@ -1392,4 +1392,4 @@ def _(f):
 # - Taps are named by what enters a layer: ours are one less.
 # - Each draft costs a pass; with a whole vocabulary, the head is most of it.
 #
-# **Next:** chapter 10 fills a whole block in one pass.
+# **Next:** chapter 9 fills a whole block in one pass.

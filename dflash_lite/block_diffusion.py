@@ -232,6 +232,11 @@ class BlockDrafter(Speculative):
         Raises:
             UserError: a setting is impossible.
         """
+        if vocabulary is not None and mask_token_id in vocabulary:
+            raise UserError(
+                f"vocabulary holds the mask, token {mask_token_id}; expected "
+                "tokens that a text can contain."
+            )
         small = DraftLearner.new(target, layers, hidden_size, block, seed)
         words = None if vocabulary is None else jnp.asarray(vocabulary)
         found = cls(small.model, mask_token_id, block, vocabulary=words)

@@ -323,5 +323,7 @@ def test_another_vocabulary_and_another_width(pair, drafter, tmp_path):
     other, tokenizer = load(write_hub(tmp_path / "other", vocab_size=300))
     with pytest.raises(UserError, match="expected the same tokenizer"):
         generate(other, tokenizer, "x", drafter=drafter)
+    with pytest.raises(UserError, match="vocabulary holds the mask, token 265"):
+        bd.BlockDrafter.new(pair[0], MASK, hidden_size=32, vocabulary=np.array([1, MASK]))
     with pytest.raises(UserError, match="hidden_size is 33; expected a multiple of 8"):
         bd.BlockDrafter.new(pair[0], MASK, hidden_size=33)
