@@ -530,7 +530,8 @@ def some_known(
         jax.random.uniform(jax.random.fold_in(key, 0), shape[1:]),
         jax.random.uniform(jax.random.fold_in(key, 1), (shape[1], 1)),
     )
-    luck, share = jax.vmap(draw)(jax.vmap(jax.random.fold_in, (0, None))(keys, 1))
+    keys = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
+    luck, share = jax.vmap(draw)(keys)
     odd = jnp.arange(shape[1]) % 2 == 1
     return (luck < share) & odd[:, None]
 
