@@ -53,15 +53,6 @@ CAPACITY = 64
 NEW = 30
 
 
-@pytest.fixture(scope="module", autouse=True)
-def a_quick_compiler():
-    """Most of this file's time is the compiler's, and its programs run for milliseconds."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 PROMPTS = ["the in the other theatre", "er er er, in the", "what is it then?", "a thing in there",
            "hello, other", "one two three four", "in the inn", "theatre! theatre!"]  # fmt: skip
 
@@ -234,6 +225,7 @@ def test_both_caches_equal_a_run_from_scratch(lab, fickle, seed, temperature):
     assert not places and not queue, "every text ends"
     assert memory.pool.pages.available == 34
     assert counts["put off"] >= 2 and counts["accepted"] >= {0, 1, 2}, counts
+    assert temperature or len(counts["accepted"]) >= 4, counts
 
 
 def test_a_row_that_is_taken_and_a_text_that_is_too_long_are_refused(lab, fickle):

@@ -27,15 +27,6 @@ TOLERANCE = 1e-4
 LAYERS = 12  # of the golden drafters' target
 
 
-@pytest.fixture(scope="module", autouse=True)
-def a_quick_compiler():
-    """Most of this file's time is the compiler's, and its programs run for milliseconds."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 def target_of(table=None, **changes):
     """A random target that the golden drafters fit."""
     shape = dict(
