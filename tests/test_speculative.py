@@ -45,16 +45,6 @@ from dflash_lite.speculative import (
     weigh,
 )
 
-
-@pytest.fixture(scope="module", autouse=True)
-def a_quick_compiler():
-    """Most of this file's time is the compiler's, and its programs run for milliseconds."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 # The rules, by enumeration
 
 VOCAB = 4  # prefixes of up to three tokens have a row each: 4 · row + 1 + token
