@@ -24,7 +24,8 @@ export DFLASH_LITE_URL = $(value URL)
 # $(call setup,folder,extras,Python versions,more options); PYTHON reaches it as a variable
 setup = @python=$$(VENV=$(1) sh tools/find_python.sh $(3)) && \
 	"$$python" tools/setup.py $(1) --extras "$(2)" $(4)
-pytest = -m pytest -q -n 2 --dist loadfile
+# after a crash xdist would wait forever for a worker that it replaced
+pytest = -m pytest -q -n 2 --dist loadfile --max-worker-restart 0
 elsewhere = --ignore tests/browser --ignore tests/tpu
 tests = $(pytest) $(elsewhere) tests
 lax = $(pytest) --nbval-lax --nbval-current-env
