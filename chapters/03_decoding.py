@@ -730,7 +730,10 @@ def encode_prompt(
             "messages, or a list of token ids."
         )
     if not ids:
-        raise UserError("The prompt is empty; expected at least one token.")
+        raise UserError(
+            "The prompt is empty; expected at least one token: give it "
+            "some text or ids."
+        )
     return ids
 
 

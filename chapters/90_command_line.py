@@ -276,7 +276,10 @@ def decode_text(data: bytes) -> str:
             "iconv."
         ) from None
     if not text.strip():
-        raise UserError("The prompt is empty; expected some text.")
+        raise UserError(
+            "The prompt is empty; expected some text: write it behind the "
+            "command, or pipe it in."
+        )
     return text
 
 

@@ -47,7 +47,10 @@ __all__ = [
     "make_lookup",
     "make_early_exit",
     "make_replay",
+    "stored",
     "make_dflash",
+    "make_eagle",
+    "make_draft_model",
     "DRAFTERS",
     "check_names",
     "make_drafter",
@@ -175,21 +178,51 @@ def make_replay(model: Any, block: int, detail: str) -> Any:
     return Replay(np.full((1, 1), -1, np.int32), block, share)
 
 
-def make_dflash(model: Any, block: int, detail: str) -> Any:
-    """A trained `DFlash`; the detail is what `load_drafter` takes."""
+def stored(kind: str, detail: str) -> str:
+    """The checkpoint behind the colon of a drafter's name.
+
+    Raises:
+        UserError: there is none.
+    """
     if not detail:
         refuse(
-            "The drafter is 'dflash'; expected dflash: and the folder or the "
-            "Hub id of one, such as dflash:runs/drafter."
+            f"The drafter is '{kind}'; expected {kind}: and the folder or the "
+            f"Hub id of one, such as {kind}:runs/drafter."
         )
+    return detail
+
+
+def make_dflash(model: Any, block: int, detail: str) -> Any:
+    """A trained `DFlash`; the detail is what `load_drafter` takes."""
+    name = stored("dflash", detail)
     from dflash_lite.dflash import load_drafter
 
-    return load_drafter(detail, model, block)
+    return load_drafter(name, model, block)
+
+
+def make_eagle(model: Any, block: int, detail: str) -> Any:
+    """A trained `Eagle`; the detail is what `load_eagle` takes."""
+    name = stored("eagle", detail)
+    from dflash_lite.eagle import load_eagle
+
+    return load_eagle(name, model, block)
+
+
+def make_draft_model(model: Any, block: int, detail: str) -> Any:
+    """`DraftModel`; the detail is what `dflash_lite.load` takes."""
+    name = stored("draft-model", detail)
+    from dflash_lite.speculative import DraftModel
+    from dflash_lite.transformer import load
+
+    small, _ = load(name, model.embed_tokens.dtype.name)
+    return DraftModel(small, block)
 
 
 DRAFTERS: dict[str, Callable[[Any, int, str], Any]] = {
     "lookup": make_lookup,
     "early-exit": make_early_exit,
+    "draft-model": make_draft_model,
+    "eagle": make_eagle,
     "dflash": make_dflash,
     "replay": make_replay,
 }

@@ -20,7 +20,7 @@ from rich.console import Console
 from test_command_line import PATIENCE, Terminal, lines
 
 import dflash_lite
-from dflash_lite import benchmark, decoding, speculative
+from dflash_lite import benchmark, decoding, dflash, eagle, speculative
 from dflash_lite.benchmark import Bench, Task
 from dflash_lite.decoding import generate
 
@@ -121,17 +121,31 @@ def test_drafters_by_name(pair):
     assert benchmark.make_drafter("early-exit:1", model, 7) == speculative.EarlyExit(1, 7)
     assert benchmark.make_drafter("replay:0.5", model, 5).share == 0.5
     assert list(benchmark.make_drafters(None, model, 5)) == UNTRAINED
-    with pytest.raises(dflash_lite.UserError, match="expected dflash: and the folder"):
-        benchmark.make_drafter("dflash", model, 5)
-    with pytest.raises(dflash_lite.UserError, match="no drafter 'nowhere'"):
-        benchmark.make_drafter("dflash:nowhere", model, 5)
+    for kind in ("draft-model", "eagle", "dflash"):
+        with pytest.raises(dflash_lite.UserError, match=f"expected {kind}: and the folder"):
+            benchmark.make_drafter(kind, model, 5)
+    for kind in ("eagle", "dflash"):
+        with pytest.raises(dflash_lite.UserError, match="no drafter 'nowhere'"):
+            benchmark.make_drafter(f"{kind}:nowhere", model, 5)
     assert benchmark.check_names("lookup, replay,lookup") == ["lookup", "replay"]
+
+
+def test_trained_drafters_by_name(pair, tmp_path):
+    model, _ = pair
+    eagle.save_eagle(eagle.new_eagle(model, taps=(0, 1)), tmp_path / "eagle")
+    made = benchmark.make_drafter(f"eagle:{tmp_path / 'eagle'}", model, 5)
+    assert (made.block, made.taps) == (5, (0, 1))
+    dflash.save_drafter(dflash.new_drafter(model, 3, layers=1), tmp_path / "dflash")
+    assert benchmark.make_drafter(f"dflash:{tmp_path / 'dflash'}", model, 5).block == 5
+    small = write_hub(tmp_path / "small", num_hidden_layers=1)
+    made = benchmark.make_drafter(f"draft-model:{small}", model, 6)
+    assert (made.block, made.model.config.num_hidden_layers) == (6, 1)
 
 
 @pytest.mark.parametrize(
     "name, words",
     [
-        ("crystal", "no drafter 'crystal'; expected some of lookup, early-exit, dflash"),
+        ("crystal", "no drafter 'crystal'; expected some of lookup, early-exit, draft-model"),
         ("", "no drafter ''"),
         ("plain", "no drafter 'plain'"),
         ("early-exit:ten", "early-exit:10"),
