@@ -3,7 +3,7 @@
     python -m bench.report [--check]
 
 A page shows a table between `<!-- bench:NAME -->` and `<!-- /bench -->`; NAME is decoding,
-paging, exactness, speculation or sweep.
+paging, exactness, speculation, sweep or published.
 """
 
 import argparse
@@ -218,12 +218,14 @@ def block(results: dict, page: Path) -> str:
 
 def filled(text: str, results: dict, page: Path) -> str:
     """A page's text with the results of `results` between its markers."""
-    from bench import exactness, paging, speculation, sweep
+    from bench import exactness, paging, published, speculation, sweep
 
     tables = {"paging": (paging, PAGING), "exactness": (exactness, EXACTNESS),
               "speculation": (speculation, SPECULATION), "sweep": (sweep, SWEEP)}  # fmt: skip
 
     def new(match: re.Match) -> str:
+        if match[2] == "published":
+            return f"{match[1]}\n{published.table()}\n\n{match[3]}"
         if match[2] not in tables:
             return match[1] + block(results, page) + match[3]
         source, name = tables[match[2]]

@@ -17,6 +17,7 @@ from bench import (
     float32_gguf,
     paging,
     peers,
+    published,
     ratios,
     report,
     speculation,
@@ -25,6 +26,8 @@ from bench import (
 )
 from bench.__main__ import rotate
 from dflash_lite import benchmark, decoding, paged_attention
+from tpu_check.chips import Chip
+from tpu_check.models import shapes
 
 
 def test_ratios_are_taken_within_a_round():
@@ -114,7 +117,7 @@ def test_the_roofline_is_the_longer_of_both_times():
 def test_the_pages_show_the_committed_results():
     assert report.stale() == [], "run python -m bench.report"
     shown = [page.name for page in report.pages() if "<!-- bench:" in page.read_text("utf-8")]
-    assert shown == ["README.md", "benchmarks.md"]
+    assert shown == ["README.md", "benchmarks.md", "study.md"]
 
 
 def test_a_page_is_filled_between_its_markers_only(tmp_path):
@@ -506,3 +509,36 @@ def test_a_sweep_goes_on_and_knows_other_settings(tmp_path, monkeypatch):
     ]
     sweep.measure([1], 2, 9, 1, partial)
     assert made[-1][:2] == (2, 9)
+
+
+# The published table
+# -------------------
+
+
+def test_the_sizes_behind_the_prediction_are_those_of_the_networks():
+    counts = lambda tree: sum(x.size for x in jax.tree.leaves(tree))
+    size = published.parameters()
+    # Qwen3-4B has 4.0B parameters (its model card), its drafter 537,427,200 (dflash 0.1.0)
+    assert size["target"] + size["head"] == counts(shapes("Qwen3-4B")) == 4_022_468_096
+    assert size["drafter"] == 537_427_200
+
+
+def test_a_pass_is_bound_by_memory_until_it_computes_for_longer(monkeypatch):
+    chip = Chip("", (1, 1, 1), 0, bandwidth=100.0, peak=1000.0)
+    monkeypatch.setitem(published.CHIPS, published.CHIP, chip)
+    # 50 parameters: 100 bytes take 1 s; 10 tokens compute for 1 s, 20 for 2 s
+    assert [published.roofline(50, n) for n in (1, 10, 20)] == [1000.0, 1000.0, 2000.0]
+
+
+def test_published_speedups_are_the_ratio_of_their_times():
+    printed = {"math500": 5.72, "aime24": 3.98, "aime25": 3.35, "gsm8k": 3.17, "humaneval": 3.53,
+               "mbpp": 2.77, "mt-bench": 2.36, "alpaca": 1.65, "swe-bench": 1.60}  # fmt: skip
+    for name, row in published.TABLE.items():
+        assert row.plain / row.drafted == pytest.approx(printed[name], abs=0.02)
+
+
+def test_the_prediction_by_hand():
+    # 8.045 GB and 1.853 GB at 2765 GB/s: 2.910 and 0.670 ms; (2.910 + 0.670) / 8.80 = 0.407
+    found = {row[0]: row[1:] for row in rows(published.table())}
+    assert found["math500"] == ["8.80", "2.91", "8.02", "0.41", "1.40", "7.15", "5.73", "12.3"]
+    assert published.TABLE.keys() < found.keys()
