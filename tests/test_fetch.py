@@ -413,7 +413,9 @@ def test_a_part_that_is_complete_already(quick, cache):
     assert quick.sent == 0
 
 
-@pytest.mark.parametrize("data", [b"x" * 1000, WHEEL + b"x", b"x" * 900_000])
+@pytest.mark.parametrize(  # the time is in a wheel's bytes: they are no name for a test
+    "data", [b"x" * 1000, WHEEL + b"x", b"x" * 900_000], ids=["short", "a byte more", "long"]
+)
 def test_a_part_of_something_else(quick, cache, data):
     """It is found out and thrown away; the next start gets the file."""
     cache.mkdir()
@@ -461,7 +463,10 @@ def test_a_server_that_refuses(quick, cache, status):
     assert quick.wheels == [None]
 
 
-@pytest.mark.parametrize("wheel", [WHEEL[:-1] + b"x", WHEEL[:-100], b"", b"x" * 1000])
+@pytest.mark.parametrize(
+    "wheel", [WHEEL[:-1] + b"x", WHEEL[:-100], b"", b"x" * 1000],
+    ids=["another byte", "cut", "empty", "foreign"],
+)
 def test_another_wheel_than_the_index_promised(quick, cache, wheel):
     quick.wheel = wheel
     assert_refused(cache)
