@@ -85,7 +85,7 @@ tokenizer.decode(slow)
 
 # %% [markdown]
 # Each call has a new shape, so each call compiles anew; that is the first thing
-# to get rid of. And to get from 1 token to $n$ it runs the model
+# to get rid of. And for $n$ new tokens behind the first it runs the model
 # over $1 + 2 + \dots + n$ positions; that is the second.
 
 # %% [markdown]
@@ -1445,6 +1445,8 @@ def _(f):
     assert f(1.0, 1.0, 2) != 2, "a weight is used for two operations"
     assert f(1.0, 1.0, 2) == 1, "2 bytes and 2 operations: one row balances"
     assert f(1.0, 8.0, 2) == 8, "a quicker core needs more rows"
+    assert f(1.0, 1.0, 4) == 2, "a larger weight takes longer to read"
+    assert f(4.0, 8.0, 2) == 2, "a quicker memory needs fewer rows"
     assert round(f(819e9, 197e12, 2)) == 241, "a v5e: about 241 rows"
 
 

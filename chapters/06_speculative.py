@@ -1146,9 +1146,10 @@ ax.plot(np.arange(1, 31), agreement, "o-")
 _ = ax.set(xlabel="after layer", ylabel="names the token", ylim=(0, 1.05))
 
 # %% [markdown]
-# The model makes up its mind late. Half of the layers name few tokens, and cost
-# half a pass each. [LayerSkip](https://arxiv.org/abs/2404.16710) trains models
-# to leave early; this one was not.
+# The model makes up its mind late. Half of the layers name few tokens, and with
+# the head they read more than half of what a pass reads.
+# [LayerSkip](https://arxiv.org/abs/2404.16710) trains models to leave early;
+# this one was not.
 
 # %% tags=["export"]
 @as_drafter("layers", "block")

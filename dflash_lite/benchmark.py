@@ -1399,9 +1399,9 @@ PARTED = (
     "whether at a near-tie, where rounding decides, or by a bug."
 )
 NOTE = (
-    "Tokens/step: the acceptance length, the bonus counted. Reading the "
-    "prompt and compiling are not timed. One run each; `dflash-lite bench` "
-    "repeats."
+    "Tokens/step: the acceptance length, the bonus counted and a stop token "
+    "not. Reading the prompt and compiling are not timed. One run each; "
+    "`dflash-lite bench` repeats."
 )
 
 

@@ -370,7 +370,7 @@ def follow(news: Iterator[News], quiet: bool) -> Any:
 def summary(generation: Any) -> str:
     """One line about an answer: tokens, seconds, tokens per second."""
     cost = generation.statistics
-    line = f"{cost.new_tokens} tokens"
+    line = f"{cost.new_tokens} token" + "s" * (cost.new_tokens != 1)
     if cost.decode_tokens:
         line += f" in {cost.decode_seconds:.2f} s, "
         line += f"{cost.tokens_per_second:.1f} tokens per second"

@@ -214,6 +214,9 @@ def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
         thin(notebook)
         write_file(path.with_suffix(".ipynb"), text_of(notebook))
         print(f"wrote {path.with_suffix('.ipynb').relative_to(root).as_posix()}")
+    if args.check and stale:
+        print("`make notebooks` runs the chapters and writes them anew (NAMES=03 for one).",
+              file=sys.stderr)
     return stale
 
 

@@ -573,6 +573,8 @@ def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
         else:
             write_file(path, text)
             print(f"wrote {name}")
+    if check and stale:
+        print("`make package` writes the package anew.", file=sys.stderr)
     return stale
 
 
