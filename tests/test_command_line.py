@@ -732,3 +732,10 @@ def test_an_idle_accelerator_is_no_failure(monkeypatch):
     (gpu,) = command_line.idle({"cpu"})
     assert "GPU" in gpu.what and not gpu.must
     assert list(command_line.idle({"gpu"})) == []
+
+
+@pytest.mark.parametrize("count, words", [(0, "0 tokens,"), (1, "1 token,"), (2, "2 tokens,")])
+def test_the_last_line_counts_as_people_do(count, words):
+    cost = decoding.Statistics(5, count, 0.5)
+    line = command_line.summary(decoding.Generation([7] * count, "", "length", cost))
+    assert line == f"{words} after 0.50 s for the prompt; cut at the limit"

@@ -537,6 +537,7 @@ def test_stale_module_fails_the_check_with_a_diff(project, capsys):
     error = capsys.readouterr().err
     assert "\n-    return WORD.findall(text)  # edited by hand\n" in error
     assert "\n+    return WORD.findall(text)  # letters only\n" in error
+    assert error.endswith("`make package` writes the package anew.\n")
     assert "edited by hand" in module.read_text()
     assert tangle.main([], project) == 0
     assert tangle.main(["--check"], project) == 0
@@ -622,6 +623,7 @@ def test_stale_notebook_fails_the_check(made, capsys):
     assert notebooks.main(["--check"], made) == 1
     error = capsys.readouterr().err
     assert "\n-Try it:\n" in error and "\n+Try this:\n" in error
+    assert "`make notebooks`" in error.splitlines()[-1]
 
 
 @pytest.mark.parametrize("break_it, message", [
