@@ -22,7 +22,7 @@ import numpy as np
 from bench.report import EXACTNESS, RESULTS, ROOT, grid, machine as where, write
 from dflash_lite.benchmark import NEAR_TIE, first_difference, hardware, logit_gap, read_tasks
 
-AT_ONCE = 6  # prompts in a batch
+AT_ONCE = 12  # prompts in a batch
 PAGE = 16
 LIMIT = NEAR_TIE["float32"]
 PARTIAL = ROOT / "build" / "exactness.json"

@@ -747,8 +747,8 @@ def fill(
     if unused:
         raise UserError(f"The model has no place for the tensor {min(unused)}.")
     for path, param in flat.items():
-        array = read_parameter(tensors, parts[path])
-        flat[path] = param.replace(jnp.asarray(array, dtype))
+        array = read_parameter(tensors, parts[path], dtype)
+        flat[path] = param.replace(jnp.asarray(array))
     return nnx.merge(graph, nnx.from_flat_state(flat))
 
 
@@ -791,10 +791,10 @@ def parameter_parts(
 
 # %% tags=["export"]
 def read_parameter(
-    tensors: Any, parts: dict[str, tuple[int, ...]]
+    tensors: Any, parts: dict[str, tuple[int, ...]], dtype: Any
 ) -> np.ndarray:
-    """One parameter, from the tensors that it stacks."""
-    arrays = []
+    """One parameter in the type `dtype`, from the tensors that it stacks."""
+    arrays, dtype = [], jnp.dtype(dtype)
     for name, shape in parts.items():
         if name not in tensors:
             raise UserError(
@@ -810,8 +810,10 @@ def read_parameter(
                 f"{name} has the type {array.dtype}; expected floating-point "
                 "weights. Quantised ones are read from GGUF files."
             )
+        with np.errstate(over="ignore"):  # what is too large becomes infinite
+            array = array.astype(dtype, copy=False)
         if not np.isfinite(array).all():
-            raise UserError(f"{name} is not finite. Fetch it again.")
+            raise UserError(f"{name} is not finite in {dtype}. Fetch it again.")
         arrays.append(array)
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 

@@ -53,6 +53,8 @@ from dflash_lite.checkpoints import (
     UserError,
     hub_config,
     hub_tensors,
+    is_number,
+    read_flag,
     read_json,
 )
 from dflash_lite.decoding import DenseCache, Sampling, State
@@ -63,6 +65,7 @@ from dflash_lite.eagle import (
     context_keys_values,
     drafter_folder,
     module_tensors,
+    read_layers,
     read_matrix,
     read_vocabulary,
     shape_entries,
@@ -190,6 +193,18 @@ class DFlashConfig:
                 f"mask_token_id is {mask!r}; expected a token from 0 to "
                 f"{vocab - 1}."
             )
+        scales = {"input_embedding_scale": self.input_scale,
+                  "output_multiplier": self.output_scale}  # fmt: skip
+        for name, value in scales.items():
+            if not is_number(value) or value <= 0:
+                raise UserError(
+                    f"{name} is {value!r:.60}; expected a number above 0."
+                )
+        if not is_number(self.softcap) or self.softcap < 0:
+            raise UserError(
+                f"final_logit_softcapping is {self.softcap!r:.60}; expected a "
+                "number above 0, or null."
+            )
 
 
 # %% [markdown]
@@ -243,9 +258,13 @@ def read_config(data: Mapping[str, Any]) -> DFlashConfig:
             f"num_target_layers is {targets!r}; expected a whole number of "
             f"{least} or more, or target_layer_ids alone."
         )
-    taps = default_taps(targets, count) if ids is None else tuple(ids)
+    taps = (
+        default_taps(targets, count)
+        if ids is None
+        else read_layers("target_layer_ids", ids)
+    )
     windows, causal = read_windows(data, own, count)
-    size = get("draft_vocab_size")
+    size, softcap = get("draft_vocab_size"), get("final_logit_softcapping")
     return DFlashConfig(
         layers,
         block_size=get("block_size", 16),
@@ -255,9 +274,9 @@ def read_config(data: Mapping[str, Any]) -> DFlashConfig:
         windows=windows,
         causal=causal,
         draft_vocab_size=None if size == layers.vocab_size else size,
-        input_scale=float(get("input_embedding_scale", 1.0)),
-        output_scale=float(get("output_multiplier", 1.0)),
-        softcap=float(get("final_logit_softcapping") or 0.0),
+        input_scale=get("input_embedding_scale", 1.0),
+        output_scale=get("output_multiplier", 1.0),
+        softcap=0.0 if softcap is None else softcap,
     )
 
 
@@ -266,26 +285,36 @@ def read_windows(
     data: Mapping[str, Any], own: Mapping[str, Any], count: int
 ) -> tuple[tuple[int | None, ...], tuple[bool, ...]]:
     """The window and the causal rule of each layer."""
-    kinds = data.get("layer_types")
+    kinds, slide = data.get("layer_types"), read_flag(own, "use_swa")
     if kinds is None:
-        kinds = ["sliding_attention" if own.get("use_swa") else ""] * count
+        kinds = [LAYER_TYPES[slide]] * count
+    if not isinstance(kinds, list) or any(k not in LAYER_TYPES for k in kinds):
+        raise UserError(
+            f"layer_types is {kinds!r:.60}; expected a list of "
+            f"{' and '.join(LAYER_TYPES)}."
+        )
     if len(kinds) != count:
         raise UserError(
             f"layer_types has {len(kinds)} entries; expected {count}, one for "
             "each layer."
         )
-    size = own.get("swa_window_size") if own.get("use_swa") else None
-    if data.get("use_sliding_window"):
+    size = own.get("swa_window_size") if slide else None
+    if read_flag(data, "use_sliding_window"):
         size = data.get("sliding_window")
     if size is not None and (type(size) is not int or size < 1):
         raise UserError(
             f"The sliding window is {size!r}; expected a whole number of 1 or "
             "more."
         )
-    slides = [kind == "sliding_attention" for kind in kinds]
-    says = own.get("causal", data.get("is_causal"))
-    causal = slides if says is None else [bool(says)] * count
+    slides = [kind == LAYER_TYPES[1] for kind in kinds]
+    says = {"causal": own.get("causal", data.get("is_causal"))}
+    causal = slides
+    if says["causal"] is not None:
+        causal = [read_flag(says, "causal")] * count
     return tuple(size if s else None for s in slides), tuple(causal)
+
+
+LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def unwrap(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -298,8 +327,9 @@ def unwrap(data: Mapping[str, Any]) -> dict[str, Any]:
             f"speculators_model_type is {kind!r}; expected 'dflash', with a "
             "transformer_layer_config and aux_hidden_state_layer_ids."
         )
-    own = {"target_layer_ids": [i - 1 for i in ids]}
-    if data.get("sliding_window_non_causal"):
+    taps = read_layers("aux_hidden_state_layer_ids", ids, first=1)
+    own: dict[str, Any] = {"target_layer_ids": list(taps)}
+    if read_flag(data, "sliding_window_non_causal"):
         own["causal"] = False
     names = "block_size mask_token_id draft_vocab_size sample_from_anchor"
     own |= {name: data[name] for name in names.split() if name in data}
@@ -816,7 +846,7 @@ def write_config(config: DFlashConfig) -> dict[str, Any]:
     """The `config.json` of a drafter, in z-lab's layout."""
     slides = [size is not None for size in config.windows]
     sizes = [size for size in config.windows if size is not None]
-    kinds = ["sliding_attention" if s else "full_attention" for s in slides]
+    kinds = [LAYER_TYPES[s] for s in slides]
     own = {
         "block_size": config.block_size,
         "mask_token_id": config.mask_token_id,

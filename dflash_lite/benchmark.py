@@ -510,7 +510,8 @@ def logit_gap(
 
     from dflash_lite.decoding import pack
 
-    if None in tokens and not stop_ids:
+    vocab = model.config.vocab_size
+    if None in tokens and min(stop_ids, default=np.inf) >= vocab:
         return None
     wide = jax.tree.map(
         lambda x: x.astype("float32") if x.dtype == jnp.bfloat16 else x, model
@@ -518,7 +519,8 @@ def logit_gap(
     with jax.default_matmul_precision("highest"):
         hidden = wide(jnp.asarray(pack([ids])[0])).hidden[:, len(ids) - 1]
         logits = np.asarray(wide.logits(hidden)[0], np.float64)
-    stop = logits[list(stop_ids)].max(initial=-np.inf)
+    stops = [i for i in stop_ids if i < vocab]
+    stop = logits[stops].max(initial=-np.inf)
     scores = [stop if token is None else logits[token] for token in tokens]
     gap = (logits.max() - min(scores)) / (logits.max() - logits.min())
     return float(gap)

@@ -68,6 +68,8 @@ __all__ = [
     "GGUF_NAMES",
     "hub_name",
     "RopeConfig",
+    "is_number",
+    "read_flag",
     "ModelConfig",
     "FAMILIES",
     "ROPE_KINDS",
@@ -149,9 +151,10 @@ def read_safetensors(path: str | os.PathLike) -> Tensors:
     def read(name: str) -> np.ndarray:
         try:
             return file.get_tensor(name)
-        except (AttributeError, TypeError) as error:
+        except (SafetensorError, AttributeError, TypeError) as error:
             raise UserError(
-                f"{path}: {name} has an unknown type: {error}"
+                f"{path}: {name} has a type that this package does not read "
+                f"({error}). Expected float32, float16 or bfloat16."
             ) from error
 
     return Tensors({name: functools.partial(read, name) for name in names})
@@ -216,10 +219,10 @@ def locate_wheel(requirement: str) -> tuple[str, str]:
         UserError: pip is missing or old, or finds no such wheel.
     """
     try:
-        version = metadata.version("pip").split(".")
+        version = re.findall(r"\d+", metadata.version("pip"))[:2]
     except metadata.PackageNotFoundError:
         raise UserError("pip is not installed beside this Python.") from None
-    if (int(version[0]), int(version[1])) < (25, 1):
+    if tuple(map(int, version)) < (25, 1):
         raise UserError("This pip cannot tell where a wheel lies.")
     ask = "install --dry-run --ignore-installed --report -".split()
     report = _pip(*ask, requirement)
@@ -577,7 +580,7 @@ class RopeConfig:
             value, low = getattr(self, name), least.get(name, 0)
             if name == "attention_factor" and value is None:
                 continue
-            if not _is_number(value) or value <= low:
+            if not is_number(value) or value <= low:
                 raise UserError(
                     f"rope: {name} is {value!r}; expected a number above "
                     f"{low}."
@@ -604,9 +607,22 @@ _ROPE_NUMBERS = (
 ).split()
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether it is a finite number, and no bool."""
     real = isinstance(value, (int, float)) and not isinstance(value, bool)
     return real and math.isfinite(value)
+
+
+def read_flag(data: Mapping[str, Any], name: str) -> bool:
+    """A setting that is true or false; without an entry it is false.
+
+    Raises:
+        UserError: it is something else.
+    """
+    value = data.get(name)
+    if value is not None and type(value) is not bool:
+        raise UserError(f"{name} is {value!r:.60}; expected true or false.")
+    return bool(value)
 
 
 @dataclass(frozen=True)
@@ -631,12 +647,14 @@ class ModelConfig:
     def __post_init__(self):
         for name in _SIZES:
             value = getattr(self, name)
-            if type(value) is not int or value < 1:
+            if type(value) is not int or not 0 < value < _LARGEST:
                 raise UserError(
-                    f"{name} is {value!r}; expected a whole number of 1 or "
-                    "more."
+                    f"{name} is {value!r:.60}; expected a whole number from 1 "
+                    f"to {_LARGEST - 1:,}."
                 )
-        if not _is_number(self.rms_norm_eps) or self.rms_norm_eps < 0:
+        for name in ("tie_word_embeddings", "attention_bias", "mlp_bias"):
+            read_flag(vars(self), name)
+        if not is_number(self.rms_norm_eps) or self.rms_norm_eps < 0:
             raise UserError(
                 f"rms_norm_eps is {self.rms_norm_eps!r}; expected a number "
                 "of 0 or more."
@@ -657,6 +675,7 @@ _SIZES = (
     "vocab_size hidden_size intermediate_size num_hidden_layers "
     "num_attention_heads num_key_value_heads head_dim max_position_embeddings"
 ).split()
+_LARGEST = 2**30  # twice a position still fits the 32 bits of an index
 
 
 FAMILIES = ("llama", "qwen3")
@@ -673,9 +692,7 @@ def hub_config(data: Mapping[str, Any]) -> ModelConfig:
     kind = data.get("model_type")
     _expect("model_type", kind, FAMILIES)
     _expect("hidden_act", data.get("hidden_act", "silu"), ("silu", "swish"))
-    _expect(
-        "use_sliding_window", data.get("use_sliding_window") or False, (False,)
-    )
+    _expect("use_sliding_window", read_flag(data, "use_sliding_window"), (False,))
     _expect("quantization_config", data.get("quantization_config"), (None,))
     derived = ("num_key_value_heads", "head_dim")
     missing = [n for n in _SIZES if n not in data and n not in derived]
@@ -701,15 +718,19 @@ def _expect(name: str, value: Any, known: tuple) -> None:
 
 def hub_rope(data: Mapping[str, Any]) -> RopeConfig:
     """The rotary settings of a `config.json`, in its old or its new form."""
-    rope = data.get("rope_parameters") or data.get("rope_scaling") or {}
+    old, new = data.get("rope_scaling"), data.get("rope_parameters")
+    rope = old if new is None else new
+    rope = {} if rope is None else rope
     if not isinstance(rope, dict) or set(rope) - _ROPE_KEYS:
-        raise UserError(f"The rope settings {rope} are not all known.")
+        raise UserError(f"The rope settings {rope!r:.200} are not all known.")
     rope = dict(rope)
-    theta = rope.get("rope_theta") or data.get("rope_theta") or 10_000.0
+    theta = rope.get("rope_theta")
+    theta = data.get("rope_theta") if theta is None else theta
+    theta = 10_000.0 if theta is None else theta
     kind = rope.get("rope_type", rope.get("type", "default"))
     _expect("rope_type", kind, ROPE_KINDS)
     share = rope.get("partial_rotary_factor", data.get("partial_rotary_factor"))
-    _expect("partial_rotary_factor", share or 1.0, (1.0,))
+    _expect("partial_rotary_factor", 1.0 if share is None else share, (1.0,))
     if kind != "default" and rope.get("factor") is None:
         raise UserError(f"rope_type is {kind!r}, but there is no factor.")
     rope.setdefault(
@@ -758,7 +779,7 @@ def gguf_config(settings: Mapping[str, Any], tensors: Tensors) -> ModelConfig:
         tie_word_embeddings="output.weight" not in tensors,
         attention_bias="blk.0.attn_q.bias" in tensors,
         mlp_bias="blk.0.ffn_up.bias" in tensors,
-        rope=gguf_rope(own, tensors),
+        rope=gguf_rope(own, tensors, head_dim),
     )
 
 
@@ -773,7 +794,9 @@ _GGUF_REFUSED = {
 }
 
 
-def gguf_rope(own: Mapping[str, Any], tensors: Tensors) -> RopeConfig:
+def gguf_rope(
+    own: Mapping[str, Any], tensors: Tensors, head_dim: int
+) -> RopeConfig:
     """The rotary settings of a GGUF file (names without the family)."""
     kind = own.get("rope.scaling.type", "none")
     _expect("rope.scaling.type", kind, ("none", "linear", "yarn"))
@@ -787,8 +810,15 @@ def gguf_rope(own: Mapping[str, Any], tensors: Tensors) -> RopeConfig:
     )
     if "rope_freqs.weight" not in tensors:
         return rope
-    factors = tuple(tensors["rope_freqs.weight"].tolist())
-    return replace(rope, kind="factors", factors=factors)
+    factors, pairs = tensors["rope_freqs.weight"], head_dim // 2
+    if factors.shape != (pairs,) or not (
+        np.isfinite(factors).all() and (factors > 0).all()
+    ):
+        raise UserError(
+            f"rope_freqs.weight, of the shape {factors.shape}, is damaged; "
+            f"expected {pairs} positive numbers. Fetch the file again."
+        )
+    return replace(rope, kind="factors", factors=tuple(factors.tolist()))
 
 
 # Text into tokens
@@ -1043,7 +1073,7 @@ def hub_tensors(folder: Path) -> Tensors:
         raise UserError(f"{folder}/model.safetensors.index.json is damaged.")
     names = sorted(set(places.values()))
     for name in names:
-        if Path(name).name != name or not (folder / name).is_file():
+        if Path(name).name != name or not os.path.isfile(folder / name):
             raise UserError(f"{folder} has no file {name!r}; fetch it again.")
     readers = {}
     for name in names:

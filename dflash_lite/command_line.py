@@ -151,6 +151,10 @@ def exit_codes() -> Iterator[None]:
     except KeyboardInterrupt:
         say("dflash-lite: interrupted")
         leave(128 + signal.SIGINT)
+    except SystemExit as end:
+        if end.code == 128 + signal.SIGINT:  # typer met it before a command ran
+            say("dflash-lite: interrupted")
+        raise
     except BrokenPipeError:
         leave(128 + signal.SIGPIPE)
     except (
@@ -245,11 +249,23 @@ def keep_programs() -> None:
     """Let JAX keep compiled programs in `cache_dir()/jax`.
 
     Nothing changes where `JAX_COMPILATION_CACHE_DIR` is set.
+
+    Raises:
+        UserError: JAX finds no device to run programs on.
     """
     import jax
 
-    from dflash_lite.checkpoints import cache_dir
+    from dflash_lite.checkpoints import UserError, cache_dir
 
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:
+        asked = os.environ.get("JAX_PLATFORMS")
+        reason = (str(error).splitlines() or ["no reason given"])[0]
+        raise UserError(
+            f"JAX finds no device ({reason:.120}), and JAX_PLATFORMS is "
+            f"{asked!r:.60}; expected cpu, or a device with its jax installed."
+        ) from None
     if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return
     jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "jax"))

@@ -71,6 +71,7 @@ __all__ = [
     "STREAM_STEPS",
     "QUIET_STEPS",
     "check_parts",
+    "COLDEST",
     "make_sampling",
     "run",
 ]
@@ -559,6 +560,12 @@ def encode_prompt(
     elif isinstance(prompt, list) and not prompt:
         ids = []
     elif _all_are(prompt, dict):
+        for message in prompt:
+            if not all(type(message.get(k)) is str for k in ("role", "content")):
+                raise UserError(
+                    f"A message is {message!r:.60}; expected a role and a "
+                    "content, both of them texts."
+                )
         if system is not None:
             prompt = [{"role": "system", "content": system}, *prompt]
         text = tokenizer.chat(prompt)
@@ -579,7 +586,9 @@ def encode_prompt(
 
 
 def _all_are(prompt: Any, kind: type) -> bool:
-    return isinstance(prompt, list) and all(isinstance(x, kind) for x in prompt)
+    return isinstance(prompt, list) and all(
+        isinstance(x, kind) and not isinstance(x, bool) for x in prompt
+    )
 
 
 def is_one(prompt: Prompt | Sequence[Prompt]) -> bool:
@@ -857,7 +866,8 @@ def generate(
         prompt: a text, a chat (dicts with "role" and "content"), token ids, or
             a list of these; an empty list gives an empty list.
         max_new_tokens: at most so many; fewer when the context ends.
-        temperature: 0 takes the most likely token, always.
+        temperature: 0 takes the most likely token, always; so does a number
+            below 1e-30.
         top_k: with a temperature, draw from the k most likely tokens only.
         top_p: with a temperature, draw from the most likely tokens that hold
             probability p.
@@ -879,6 +889,11 @@ def generate(
             memory's pages do not suffice.
     """
     check_settings(max_new_tokens, temperature, top_k, top_p, seed)
+    for name, value in (("chat", chat), ("stream", stream)):
+        if type(value) is not bool:
+            raise UserError(f"{name} is {value!r:.60}; expected True or False.")
+    if watch is not None and not callable(watch):
+        raise UserError(f"watch is {watch!r:.60}; expected a function or None.")
     check_parts(model, drafter, memory)
     prompt = prompt.tolist() if hasattr(prompt, "tolist") else prompt
     prompt = list(prompt) if isinstance(prompt, tuple) else prompt
@@ -927,6 +942,9 @@ def check_parts(model: Transformer, drafter: Any, memory: Any) -> None:
         drafter.check(model)
 
 
+COLDEST = 1e-30  # smaller is 0: float32 could not divide by it
+
+
 def make_sampling(
     model: Transformer,
     batch: int,
@@ -937,11 +955,12 @@ def make_sampling(
 ) -> tuple[Sampling, str]:
     """The sampling arrays of a batch, and the mode of `choose`."""
     cut = top_k is not None or (top_p is not None and top_p < 1)
-    mode = "greedy" if temperature == 0 else "truncated" if cut else "plain"
+    cold = temperature < COLDEST
+    mode = "greedy" if cold else "truncated" if cut else "plain"
     top_k = min(top_k or model.config.vocab_size, model.config.vocab_size)
     seeds = jnp.arange(batch, dtype=jnp.uint32) + jnp.uint32(int(seed) % 2**32)
     sampling = Sampling(
-        temperature=jnp.full(batch, temperature or 1.0, jnp.float32),
+        temperature=jnp.full(batch, 1.0 if cold else temperature, jnp.float32),
         top_k=jnp.full(batch, top_k, jnp.int32),
         top_p=jnp.full(batch, 1.0 if top_p is None else top_p, jnp.float32),
         keys=jax.vmap(jax.random.key)(seeds),

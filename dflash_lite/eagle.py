@@ -32,6 +32,7 @@ from dflash_lite.checkpoints import (
     fetch_hub,
     hub_config,
     hub_tensors,
+    read_flag,
     read_json,
 )
 from dflash_lite.decoding import DenseCache, Sampling, State
@@ -84,6 +85,7 @@ __all__ = [
     "check_eagle",
     "read_eagle_config",
     "FLAGS",
+    "read_layers",
     "BORROWED",
     "HEADS",
     "VOCABULARY",
@@ -591,14 +593,15 @@ def read_eagle_config(data: Mapping[str, Any], layers: int) -> EagleConfig:
                 "with a transformer_layer_config."
             )
         flat = dict(inner)
-    own = {**(data.get("eagle_config") or {}), **data}
-    names = " ".join(data.get("architectures") or ()).lower()
+    inside = data.get("eagle_config")
+    own = {**(inside if isinstance(inside, Mapping) else {}), **data}
+    names = str(data.get("architectures")).lower()
     if kind is None and "eagle3" not in names:
         raise UserError(
             "config.json is no EAGLE-3 drafter: none of its architectures has "
             "Eagle3 in its name."
         )
-    if "sliding_attention" in (flat.get("layer_types") or ()):
+    if "sliding_attention" in str(flat.get("layer_types")):
         raise UserError("layer_types has sliding_attention; expected none.")
     shape = hub_config(flat)
     wide = own.get("target_hidden_size") or shape.hidden_size
@@ -608,14 +611,27 @@ def read_eagle_config(data: Mapping[str, Any], layers: int) -> EagleConfig:
             "this package knows drafters as wide as their target."
         )
     ids = own.get("eagle_aux_hidden_state_layer_ids")
-    taps = eagle_taps(layers) if ids is None else tuple(i - 1 for i in ids)
+    taps = eagle_taps(layers)
+    if ids is not None:
+        taps = read_layers("eagle_aux_hidden_state_layer_ids", ids, first=1)
     size = own.get("draft_vocab_size")
-    flags = {name: bool(own.get(name)) for name in FLAGS}
+    flags = {name: read_flag(own, name) for name in FLAGS}
     size = None if size == shape.vocab_size else size
     return EagleConfig(shape, taps, size, **flags)
 
 
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+
+
+def read_layers(name: str, ids: Any, first: int = 0) -> tuple[int, ...]:
+    """Layers counted from 0, from a list that counts from `first`.
+
+    Raises:
+        UserError: it is no list of numbers.
+    """
+    if not isinstance(ids, list) or not all(type(i) is int for i in ids):
+        raise UserError(f"{name} is {ids!r:.60}; expected a list of layers.")
+    return tuple(i - first for i in ids)
 
 
 BORROWED = ("embed_tokens.weight", "verifier_norm.weight")
@@ -671,7 +687,7 @@ def read_matrix(
     """A head or an embedding; None if there is none, or it equals `same`."""
     if name not in tensors:
         return None
-    found = jnp.asarray(read_parameter(tensors, {name: shape}), dtype)
+    found = jnp.asarray(read_parameter(tensors, {name: shape}, dtype))
     if same is not None and same.shape == shape:
         found = None if (found == same.astype(dtype)).all() else found
     return found

@@ -382,6 +382,10 @@ def test_the_gap_is_that_of_the_models_logits(pair):
     stop = (logits.max() - logits[list(tokenizer.stop_ids)].max()) / spread
     assert gap(order[0], None) == pytest.approx(stop, rel=1e-3)
     assert benchmark.logit_gap(model, ids, (order[0], None), ()) is None
+    beyond = (*tokenizer.stop_ids, 2**31 - 1)  # a token that the model does not have
+    found = benchmark.logit_gap(model, ids, (order[0], None), beyond)
+    assert found == gap(order[0], None)
+    assert benchmark.logit_gap(model, ids, (order[0], None), (2**31 - 1,)) is None
 
 
 def test_the_gap_of_a_narrow_model_is_computed_in_float32(folder, pair):

@@ -691,6 +691,43 @@ def test_a_weight_that_is_not_finite(copy, value):
     refused(copy, "layers.1.mlp.up_proj", "not finite", read=dflash_lite.load)
 
 
+@pytest.mark.parametrize(
+    "dtype, value, kind", [("float32", 1e300, np.float64), ("bfloat16", 3.4e38, np.float32)]
+)
+def test_a_weight_that_is_too_large_for_the_type_asked_for(copy, dtype, value, kind):
+    tensors = load_file(copy / "model.safetensors")
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(kind)
+    tensors["model.norm.weight"][3] = value
+    save_file(tensors, copy / "model.safetensors")
+    read = lambda path: dflash_lite.load(path, dtype)
+    refused(copy, "model.norm.weight is not finite in", dtype, read=read)
+
+
+@pytest.mark.parametrize("name", ["F6_E2M3", "F4"])
+def test_a_type_of_numbers_that_no_array_has(tmp_path, name):
+    """The header names it; the file is whole."""
+    size = {"F6_E2M3": 6, "F4": 4}[name]
+    header = json.dumps({"x": {"dtype": name, "shape": [8], "data_offsets": [0, size]}}).encode()
+    data = len(header).to_bytes(8, "little") + header + bytes(size)
+    path = write(tmp_path / "x.safetensors", data)
+    refused(path, "x.safetensors", read=lambda path: dict(read_safetensors(path)))
+
+
+def test_a_shard_whose_name_no_disk_can_hold(copy):
+    index = {"weight_map": {"model.norm.weight": "x" * 300}}
+    (copy / "model.safetensors.index.json").write_text(json.dumps(index))
+    refused(copy, "has no file 'xxx")
+
+
+@pytest.mark.parametrize(
+    "factors", [[1.0] * 3, [[1.0, 1.0], [1.0, 1.0]], [0.0] * 4, [np.nan] * 4, [-1.0] * 4, [1.0]]
+)
+def test_rope_factors_of_a_gguf_file_that_cannot_be(tmp_path, hub, factors):
+    extra = {"rope_freqs.weight": np.array(factors, np.float32)}
+    path = write_gguf(tmp_path / "x.gguf", hub, tensors=extra)
+    refused(path, "rope_freqs.weight", "expected 4 positive numbers", read=dflash_lite.load)
+
+
 @pytest.mark.parametrize("dtype", [np.int8, np.bool_, np.int64])
 def test_weights_that_are_not_floating_point(copy, dtype):
     tensors = load_file(copy / "model.safetensors")
@@ -759,6 +796,18 @@ def test_a_home_that_nobody_has(monkeypatch):
          "low_freq_factor"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 4.0}},
          "low_freq_factor"),
+        ({"rope_theta": 0}, "theta is 0; expected a number above 0"),
+        ({"rope_theta": False}, "theta is False"),
+        ({"rope_scaling": ""}, "rope"),
+        ({"rope_scaling": []}, "rope"),
+        ({"rope_parameters": False}, "rope"),
+        ({"partial_rotary_factor": 0}, "partial_rotary_factor is 0"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'; expected true"),
+        ({"attention_bias": 1}, "attention_bias is 1; expected true or false"),
+        ({"mlp_bias": [1]}, "mlp_bias is [1]"),
+        ({"use_sliding_window": "false"}, "use_sliding_window is 'false'"),
+        ({"max_position_embeddings": 2**31 + 5}, "to 1,073,741,823"),
+        ({"max_position_embeddings": 10**30}, "to 1,073,741,823"),
         ({"eos_token_id": "x"}, "eos_token_id"),
         ({"eos_token_id": [1, [2]]}, "eos_token_id"),
         ({"eos_token_id": 2**40}, "eos_token_id"),

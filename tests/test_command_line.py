@@ -587,6 +587,22 @@ def test_interrupt_of_the_doctor(terminal):
     assert code == 130 and shown.count("interrupted") == 1 and "Traceback" not in shown
 
 
+EARLY = """
+import os, signal, dflash_lite.command_line as c
+def stop(*_, **__):
+    os.kill(os.getpid(), signal.SIGINT)
+c.Settings.__init__ = stop
+c.main()
+"""
+
+
+def test_interrupt_before_a_command_has_begun(environment):
+    command = ["env", "--default-signal=INT", sys.executable, "-c", EARLY, "generate", "Hi"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (130, "")
+    assert ended.stderr == "dflash-lite: interrupted\n"
+
+
 @pytest.mark.parametrize("flags", [[], ["--json"]])
 def test_an_answer_comes_where_talk_cannot_be_written(environment, model, flags):
     command = [COMMAND, "generate", "Hi", "--model", str(model), "--max-new-tokens", "12", *flags]
@@ -682,6 +698,16 @@ def test_doctor_reports_the_rest_when_jax_does_not_start(run):
     assert shown.returncode == 1 and "Traceback" not in shown.stderr
     assert "JAX does not start" in shown.stdout and "unset JAX_PLATFORMS" in shown.stdout
     assert "cache folder" in shown.stdout
+
+
+@pytest.mark.parametrize("chosen", ["", "chosen"])
+def test_a_device_that_is_not_there_is_one_line(run, model, tmp_path, chosen):
+    folder = str(tmp_path / chosen) if chosen else ""
+    variables = {"JAX_PLATFORMS": "nonsense", "JAX_COMPILATION_CACHE_DIR": folder}
+    shown = run("generate", "--model", model, "Hi", **variables)
+    assert (shown.returncode, shown.stdout) == (1, "")
+    assert len(lines(shown.stderr)) == 1
+    assert "JAX finds no device" in shown.stderr and "'nonsense'; expected cpu" in shown.stderr
 
 
 def test_doctor_finds_a_cache_that_is_no_folder(run, tmp_path):

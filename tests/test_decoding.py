@@ -537,6 +537,47 @@ def test_a_prompt_of_another_kind(tiny, prompt):
         generate(tiny, prompt, chat=False)
 
 
+@pytest.mark.parametrize(
+    "chat",
+    [[{}], [{"role": "user"}], [{"content": "a"}], [{"role": "user", "content": None}],
+     [{"role": 3, "content": "a"}]],
+)  # fmt: skip
+def test_a_message_without_a_role_or_a_content(tiny, chat):
+    with pytest.raises(UserError, match="A message is .*expected a role and a content"):
+        generate(tiny, chat)
+
+
+def test_truth_is_no_token(tiny):
+    with pytest.raises(UserError, match="expected a text"):
+        generate(tiny, [True])
+
+
+@pytest.mark.parametrize("name, value, expected", [
+    ("chat", "no", "True or False"), ("chat", 1, "True or False"), ("stream", "no", "True or"),
+    ("watch", 5, "a function or None"),
+])  # fmt: skip
+def test_options_of_another_kind(tiny, name, value, expected):
+    with pytest.raises(UserError, match=f"{name} is {value!r}; expected {expected}"):
+        generate(tiny, "a", **{name: value})
+
+
+@pytest.mark.parametrize("temperature", [1e-46, 1e-40, 1e-38, 1e-31])
+@pytest.mark.parametrize("more", [{}, {"top_k": 5}, {"top_p": 0.5}])
+def test_a_temperature_that_float32_cannot_divide_by_is_none(tiny, temperature, more):
+    how = dict(max_new_tokens=6, drafter=dflash_lite.EarlyExit(1, 4))
+    cold = generate(tiny, "Hello", temperature=temperature, **more, **how)
+    assert cold.tokens == generate(tiny, "Hello", **how).tokens
+    plain = generate(tiny, "Hello", max_new_tokens=6, temperature=temperature, **more)
+    assert plain.tokens == cold.tokens
+
+
+@pytest.mark.parametrize("more", [{}, {"top_k": 5}])
+def test_a_small_temperature_above_that_takes_the_most_likely_token(tiny, more):
+    how = dict(max_new_tokens=6, drafter=dflash_lite.EarlyExit(1, 4))
+    cold = generate(tiny, "Hello", temperature=2e-30, **more, **how)
+    assert cold.tokens == generate(tiny, "Hello", **how).tokens
+
+
 @pytest.mark.parametrize("wrong", [-1, CONFIG["vocab_size"], 2**31, -(2**63), 10**30])
 def test_token_ids_out_of_range(tiny, wrong):
     for prompt in ([3, wrong], [[3], [4, wrong]]):

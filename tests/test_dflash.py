@@ -15,6 +15,7 @@ from goldens import GOLDEN, read_golden
 from helpers import write_hub
 from hypothesis import given, settings, strategies as st
 from safetensors.numpy import load_file, save_file
+from test_checkpoints import JSON
 
 import dflash_lite
 from dflash_lite import dflash, eagle
@@ -550,6 +551,19 @@ def spoiled(tmp_path, **other):
         ({"dflash_config": {"attention_sink_bias": True}}, "attention_sink_bias"),
         ({"dflash_config": {"use_swa": True}}, None),
         ({"dflash_config": {"use_swa": True, "swa_window_size": 0}}, "window is 0"),
+        ({"dflash_config": {"use_swa": "no"}}, "use_swa is 'no'; expected true or false"),
+        ({"dflash_config": {"causal": 1}}, "causal is 1; expected true or false"),
+        ({"dflash_config": {"target_layer_ids": 1}}, "target_layer_ids is 1; expected a list"),
+        ({"dflash_config": {"target_layer_ids": ["1"]}}, "target_layer_ids"),
+        ({"layer_types": 1}, "layer_types is 1; expected a list"),
+        ({"layer_types": "xy"}, "layer_types is 'xy'"),
+        ({"layer_types": ["full_attention", {}]}, "layer_types"),
+        ({"input_embedding_scale": None}, "input_embedding_scale is None"),
+        ({"input_embedding_scale": float("nan")}, "input_embedding_scale is nan"),
+        ({"output_multiplier": "x"}, "output_multiplier is 'x'; expected a number above 0"),
+        ({"output_multiplier": 0}, "output_multiplier is 0"),
+        ({"final_logit_softcapping": "x"}, "final_logit_softcapping is 'x'"),
+        ({"final_logit_softcapping": -1.0}, "final_logit_softcapping is -1.0"),
         ({"block_size": 1}, "block is 1"),
         ({"num_target_layers": 2}, "num_target_layers is 2"),
         ({"layer_types": ["full_attention"]}, "layer_types has 1.*expected 2"),
@@ -564,6 +578,30 @@ def test_a_wrong_config_is_named(tmp_path, other, words):
     else:
         with pytest.raises(UserError, match=words):
             load(folder)
+
+
+PLAIN = json.loads((DRAFTERS / "plain" / "config.json").read_text())
+WRAPPED = {"speculators_model_type": "dflash", "transformer_layer_config": PLAIN,
+           "aux_hidden_state_layer_ids": [2, 4], "block_size": 4, "mask_token_id": 3}  # fmt: skip
+
+
+@pytest.mark.parametrize("config", [PLAIN, WRAPPED], ids=["z-lab", "speculators"])
+@settings(max_examples=150)
+@given(data=st.data())
+def test_any_config_is_read_or_refused(config, data):
+    odd = dict(config)
+    names = [*config, "layer_types", "output_multiplier", "final_logit_softcapping", "use_swa",
+             "input_embedding_scale", "use_sliding_window", "is_causal", "draft_vocab_size",
+             "num_target_layers", "sliding_window_non_causal"]  # fmt: skip
+    for name in data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=3)):
+        odd[name] = data.draw(JSON)
+    if isinstance(odd.get("dflash_config"), dict):
+        name = data.draw(st.sampled_from([*odd["dflash_config"], "use_swa", "swa_window_size"]))
+        odd["dflash_config"] = odd["dflash_config"] | {name: data.draw(JSON)}
+    try:
+        dflash.read_config(odd)
+    except UserError:
+        pass
 
 
 def test_files_that_are_no_drafter_are_named(tmp_path, pair):

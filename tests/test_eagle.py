@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from goldens import GOLDEN, read_golden
 from helpers import write_hub
+from hypothesis import given, settings, strategies as st
 from safetensors.numpy import load_file, save_file
+from test_checkpoints import JSON
 
 import dflash_lite
 from dflash_lite import eagle, training as t
@@ -562,6 +564,12 @@ def test_an_embedding_of_its_own_is_kept_and_the_targets_is_not(tmp_path):
         ("plain", {"eagle_aux_hidden_state_layer_ids": [0, 3, 5]}, r"\[-1, 2, 4\]"),
         ("plain", {"eagle_aux_hidden_state_layer_ids": []}, r"layers \[\]"),
         ("plain", {"eagle_aux_hidden_state_layer_ids": [1, 2, 13]}, "of 13 layers; .*has 12"),
+        ("plain", {"eagle_aux_hidden_state_layer_ids": 0}, "layer_ids is 0; expected a list"),
+        ("plain", {"eagle_aux_hidden_state_layer_ids": [1, "2"]}, "expected a list of layers"),
+        ("plain", {"architectures": 1}, "no EAGLE-3 drafter"),
+        ("plain", {"architectures": [1]}, "no EAGLE-3 drafter"),
+        ("plain", {"layer_types": "sliding_attention"}, "sliding_attention"),
+        ("plain", {"norm_output": "false"}, "norm_output is 'false'; expected true or false"),
         ("plain", {"target_hidden_size": 32}, "target_hidden_size is 32, hidden_size 16"),
         ("plain", {"hidden_size": 32}, "hidden_size 32; this one has 16"),
         ("plain", {"vocab_size": 50, "draft_vocab_size": 50}, "vocab_size 50; this one has 48"),
@@ -578,6 +586,23 @@ def test_an_embedding_of_its_own_is_kept_and_the_targets_is_not(tmp_path):
 def test_a_wrong_config_is_named(tmp_path, name, entries, words):
     with pytest.raises(UserError, match=words):
         load(copy_of(name, tmp_path / name, **entries))
+
+
+PLAIN = json.loads((DRAFTERS / "plain" / "config.json").read_text())
+PUBLISHED = json.loads((DRAFTERS / "published" / "config.json").read_text())
+
+
+@pytest.mark.parametrize("config", [PLAIN, PUBLISHED], ids=["authors", "speculators"])
+@settings(max_examples=150)
+@given(data=st.data())
+def test_any_config_is_read_or_refused(config, data):
+    odd, more = dict(config), ["eagle_config", "layer_types", "target_hidden_size", *eagle.FLAGS]
+    for name in data.draw(st.lists(st.sampled_from([*config, *more]), min_size=1, max_size=3)):
+        odd[name] = data.draw(JSON)
+    try:
+        eagle.read_eagle_config(odd, 12)
+    except UserError:
+        pass
 
 
 def wrong_words(tensors):

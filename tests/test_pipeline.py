@@ -543,6 +543,55 @@ def test_stale_module_fails_the_check_with_a_diff(project, capsys):
     assert tangle.main(["--check"], project) == 0
 
 
+def test_without_chapters_nothing_is_removed(made, capsys):
+    (made / "chapters").rename(made / "elsewhere")
+    before = sorted(path.name for path in (made / "dflash_lite").iterdir())
+    capsys.readouterr()
+    for tool in (tangle.main, notebooks.main):
+        for flags in ([], ["--check"]):
+            assert tool(flags, made) == 2
+            assert capsys.readouterr().err.startswith("chapters/ has no chapters; expected")
+    assert student.main(made) == 2
+    assert sorted(path.name for path in (made / "dflash_lite").iterdir()) == before
+
+
+def test_files_that_are_no_text_are_named_or_replaced(project, capsys):
+    assert tangle.main([], project) == 0
+    module, other = (project / "dflash_lite" / name for name in ("counting.py", "old.py"))
+    good = module.read_bytes()
+    module.write_bytes(b"\xff" + good)
+    other.write_bytes(b"\xff")
+    capsys.readouterr()
+    assert tangle.main(["--check"], project) == 1
+    assert "old.py: no chapter makes this file" in capsys.readouterr().err
+    assert tangle.main([], project) == 1
+    assert module.read_bytes() == good and other.read_bytes() == b"\xff"
+
+
+@pytest.mark.parametrize("old, new, message", [
+    ("#   dflash_lite:", "#   dflash_lite: 3\n#   more:", "dflash_lite is 3 in the header"),
+    ("#     public:\n#     - common", "#     public: 3", "`public` is 3; expected names"),
+    ("#     public:\n#     - common", "#     public: [1, [2]]",
+     "`public` is [1, [2]]; expected names"),
+    ('tags=["export"]', "tags=[1, {}]", ""),
+    ("import re\n", "import re\nX = " + "-" * 20_000 + "1\n", "nested too deeply"),
+])  # fmt: skip
+def test_a_damaged_header_or_cell_is_one_line(project, capsys, old, new, message):
+    chapter = project / "chapters" / ("01_counting.py" if "re" in old else "02_ranking.py")
+    edit(chapter, old, new)
+    assert tangle.main([], project) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"chapters/{chapter.name}:") and message in error
+    assert not (project / "dflash_lite").exists()
+
+
+@pytest.mark.parametrize("text", ["[project]\n", "[project", '[project]\nurls = "x"\n'])
+def test_a_project_without_an_address(project, capsys, text):
+    (project / "pyproject.toml").write_text(text)
+    assert student.main(project) == 2
+    assert "pyproject.toml has no address" in capsys.readouterr().err
+
+
 def test_module_without_a_chapter(project, capsys):
     assert tangle.main([], project) == 0
     (project / "chapters" / "02_ranking.py").unlink()

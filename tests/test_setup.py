@@ -336,7 +336,10 @@ def test_nothing_of_the_users_is_erased(tmp_path, capsys, kind):
     assert kind != "file" or folder.read_text() == "precious"
 
 
-@pytest.mark.parametrize("text", ["[1]", '{"extras": 5}', "{}", "nonsense"])
+@pytest.mark.parametrize("text", [
+    "[1]", '{"extras": 5}', "{}", "nonsense", '{"key": "x", "extras": [[1]]}',
+    '{"key": 5, "extras": []}',
+])  # fmt: skip
 def test_a_stamp_that_is_none(tmp_path, text):
     (tmp_path / "stamp").write_text(text)
     assert setup.read_stamp(tmp_path / "stamp") == {}

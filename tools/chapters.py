@@ -9,7 +9,6 @@ from pathlib import Path
 
 import jupytext
 import nbformat
-import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "dflash_lite"
@@ -50,8 +49,15 @@ class Chapter:
 
 
 def chapter_paths(root: Path = ROOT) -> list[Path]:
-    """The chapter files in chapter order."""
-    return sorted((root / "chapters").glob("*.py"))
+    """The chapter files in chapter order.
+
+    Raises:
+        Problem: there are none.
+    """
+    paths = sorted((root / "chapters").glob("*.py"))
+    if not paths:
+        raise Problem("chapters/ has no chapters; expected files NN_name.py: fetch them again")
+    return paths
 
 
 def parse(path: Path, root: Path = ROOT) -> tuple[str, nbformat.NotebookNode]:
@@ -59,9 +65,9 @@ def parse(path: Path, root: Path = ROOT) -> tuple[str, nbformat.NotebookNode]:
     try:
         text = path.read_text(encoding="utf-8")
         return text, jupytext.reads(text, fmt="py:percent")
-    except (OSError, UnicodeDecodeError, nbformat.ValidationError, yaml.YAMLError) as error:
+    except Exception as error:  # no text, no YAML, no notebook: each library has its own
         where = path.relative_to(root).as_posix()
-        reason = str(error).strip().splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise Problem(f"{where}:1: it cannot be read: {reason}") from None
 
 
@@ -72,14 +78,18 @@ def read_chapter(path: Path, root: Path = ROOT) -> Chapter:
     if not match:
         raise Problem(f"{where}:1: a chapter's file is called NN_name.py, in small letters")
     text, notebook = parse(path, root)
-    chapter = Chapter(where, match[1], dict(notebook.metadata.get(PACKAGE, {})))
+    header = notebook.metadata.get(PACKAGE, {})
+    if not isinstance(header, dict):
+        raise Problem(f"{where}:1: {PACKAGE} is {header!r:.60} in the header; expected entries")
+    chapter = Chapter(where, match[1], dict(header))
     starts = [n for n, line in enumerate(text.splitlines(), 1) if re.match(r"# %%( |$)", line)]
     if len(starts) != len(notebook.cells):
         raise Problem(f"{where}:1: text between the header and the first `# %%` line")
     for number, (start, cell) in enumerate(zip(starts, notebook.cells), 1):
         tags = cell.metadata.get("tags", [])
         marker = text.splitlines()[start - 1]
-        if not isinstance(tags, list) or (not tags and re.search(r"\btags\b", marker)):
+        texts = isinstance(tags, list) and all(isinstance(tag, str) for tag in tags)
+        if not texts or (not tags and re.search(r"\btags\b", marker)):
             raise Problem(f'{where}:{start}: unreadable tags; expected # %% tags=["export"]')
         chapter.cells.append(Cell(number, start + 1, cell.cell_type, cell.source, list(tags)))
     return chapter

@@ -52,9 +52,18 @@ SETTINGS = {
 
 
 def address(root: Path = ROOT) -> str:
-    """The repository's public address, from pyproject.toml."""
-    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return project["urls"]["Repository"].rstrip("/")
+    """The repository's public address, from pyproject.toml.
+
+    Raises:
+        Problem: it is not there.
+    """
+    try:
+        project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        return project["urls"]["Repository"].rstrip("/")
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise Problem(
+            f"pyproject.toml has no address under project.urls.Repository ({error!r:.80})"
+        ) from None
 
 
 def colab_link(notebook: str, root: Path = ROOT) -> str:

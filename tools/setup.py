@@ -39,7 +39,8 @@ def key(root: Path, constraints: Path | None) -> str:
 def read_stamp(stamp: Path) -> dict:
     try:
         data = json.loads(stamp.read_text(encoding="utf-8"))
-        return data if isinstance(data["extras"], list) else {}
+        texts = [*data["extras"], data["key"]]
+        return data if all(isinstance(text, str) for text in texts) else {}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 

@@ -236,6 +236,8 @@ class Exporter:
             tree = ast.parse(cell.source, feature_version=OLDEST_PYTHON)
         except SyntaxError as error:
             return self.problem(cell, error.lineno or 1, f"syntax error: {error.msg}")
+        except (ValueError, RecursionError, MemoryError):
+            return self.problem(cell, 1, "Python cannot read the cell: it is nested too deeply")
         lines = cell.source.splitlines()
         self.cells.append((cell, tree))
         for node in tree.body:
@@ -483,6 +485,9 @@ def render_init(modules: list[Module]) -> str:
     for module in modules:
         chapter = module.chapter
         names = chapter.header.get("public") or []
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            problems.append(f"{chapter.path}:1: `public` is {names!r:.60}; expected names")
+            continue
         for name in names:
             if name not in module.names:
                 problems.append(f"{chapter.path}:1: `public` lists `{name}`, which is not exported")
@@ -555,7 +560,7 @@ def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
         name = path.relative_to(root).as_posix()
         if name in files:
             continue
-        if check or MADE_BY not in path.read_text(encoding="utf-8"):
+        if check or MADE_BY.encode() not in path.read_bytes():
             print(f"{name}: no chapter makes this file", file=sys.stderr)
             stale = 1
         else:
@@ -563,12 +568,12 @@ def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
             print(f"removed {name}")
     for name, text in files.items():
         path = root / name
-        old = path.read_text(encoding="utf-8") if path.exists() else ""
-        if old == text:
+        old = path.read_bytes() if path.exists() else b""
+        if old == text.encode():
             continue
         if check:
             stale = 1
-            lines = old.splitlines(True), text.splitlines(True)
+            lines = old.decode(errors="replace").splitlines(True), text.splitlines(True)
             sys.stderr.writelines(difflib.unified_diff(*lines, name, f"{name} (from the chapters)"))
         else:
             write_file(path, text)
