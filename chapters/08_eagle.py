@@ -811,10 +811,9 @@ def read_eagle_config(data: Mapping[str, Any], layers: int) -> EagleConfig:
             f"target_hidden_size is {wide}, hidden_size {shape.hidden_size}; "
             "this package knows drafters as wide as their target."
         )
-    ids = own.get("eagle_aux_hidden_state_layer_ids")
-    taps = eagle_taps(layers)
-    if ids is not None:
-        taps = read_layers("eagle_aux_hidden_state_layer_ids", ids, first=1)
+    name = "eagle_aux_hidden_state_layer_ids"
+    ids = own.get(name)
+    taps = eagle_taps(layers) if ids is None else read_layers(name, ids, 1)
     size = own.get("draft_vocab_size")
     flags = {name: read_flag(own, name) for name in FLAGS}
     size = None if size == shape.vocab_size else size

@@ -24,8 +24,8 @@
 # **The question.** A run takes hours. How do you know that before, and what is
 # left of it when the machine stops?
 #
-# **Afterwards you can** train a DFlash drafter for your own model from a file
-# of prompts, without writing a line of Python.
+# **Afterwards you can** train a DFlash or an EAGLE-3 drafter for your own model
+# from a file of prompts, without writing a line of Python.
 #
 # **Time.** 15 minutes to read and run, 5 minutes of exercises.
 
@@ -36,7 +36,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import typer
 
@@ -312,29 +312,46 @@ class Progress:
 def make_learner(
     model: Any, tokenizer: Any, data: Any, options: dict[str, Any]
 ) -> Any:
-    """A new DFlash drafter, and a line that says what was chosen.
+    """A new drafter, and a line that says what was chosen.
 
     Raises:
         UserError: an option is impossible.
     """
-    from dflash_lite.dflash import new_drafter
-
-    mask, count = options["mask"], options["vocabulary"]
-    mask = unused_token(model, tokenizer, data) if mask is None else mask
+    count, taps = options["vocabulary"], parse_taps(options["taps"])
     words, share = (
         frequent_tokens(data, count) if count else (None, 1.0)
     )  # fmt: skip
-    how = {name: options[name] for name in ("layers", "block", "seed")}
-    taps = parse_taps(options["taps"])
-    drafter = new_drafter(model, mask, taps=taps, vocabulary=words, **how)
+    how = {name: options[name] for name in ("block", "seed")}
+    how |= {"taps": taps, "vocabulary": words}
+    if options["kind"] == "eagle":
+        for name in ("layers", "mask"):
+            if options[name] is not None:
+                refuse(
+                    f"--{name} is {options[name]}, but an EAGLE-3 drafter has "
+                    "one layer and no mask. Leave it out."
+                )
+        from dflash_lite.eagle import new_eagle
+
+        drafter, more = new_eagle(model, **how), ""
+    else:
+        from dflash_lite.dflash import new_drafter
+
+        mask, layers = options["mask"], options["layers"]
+        mask = unused_token(model, tokenizer, data) if mask is None else mask
+        layers = LAYERS if layers is None else layers
+        drafter = new_drafter(model, mask, layers=layers, **how)
+        more = f"mask token {mask}, "
     drafter = dataclasses.replace(drafter, anchors=options["anchors"])
     drafter.check(model)
     size = model.config.vocab_size if words is None else len(words)
     say(
-        f"dflash-lite: taps {','.join(map(str, drafter.taps))}, mask token "
-        f"{mask}, {size:,} tokens to draft, which are {share:.1%} of the data"
+        f"dflash-lite: taps {','.join(map(str, drafter.taps))}, {more}{size:,} "
+        f"tokens to draft, which are {share:.1%} of the data"
     )
     return drafter
+
+
+LAYERS = 3  # of a DFlash drafter, unless one says otherwise
 
 
 def show_forecast(found: Any, settings: Any) -> None:
@@ -361,19 +378,24 @@ def drafter_command(
         help="For checkpoints, metrics and the drafter; goes on if it has."
     ),
     model: ModelOption = "smollm2-135m",
+    kind: Literal["dflash", "eagle"] = typer.Option(
+        "dflash", help="What to train: DFlash, or EAGLE-3."
+    ),
     held_out: Path = typer.Option(
         None, help="A folder of answers to measure on, never to learn from."
     ),
-    layers: int = typer.Option(3, min=1, help="Of the drafter."),
+    layers: int = typer.Option(
+        None, min=1, help=f"Of a DFlash drafter. Default: {LAYERS}."
+    ),
     block: int = typer.Option(8, min=2, help="Tokens of a verification."),
     taps: str = typer.Option(
-        None, help="Layers of the model to watch. Default: evenly spread."
+        None, help="Layers of the model to watch. Default: the kind's own."
     ),
     vocabulary: int = typer.Option(
         8192, min=0, help="Tokens to draft: the most frequent ones; 0 for all."
     ),
     mask: int = typer.Option(
-        None, help="The id of the mask token. Default: one that is not used."
+        None, help="A DFlash drafter's mask token. Default: an unused one."
     ),
     anchors: int = typer.Option(32, min=1, help="Places of a text, in a step."),
     steps: int = typer.Option(1000, min=1, help="Of the whole run."),
@@ -392,7 +414,7 @@ def drafter_command(
     dtype: DtypeOption = "float32",
     dry_run: bool = typer.Option(False, "--dry-run", help="Only predict."),
 ) -> None:
-    """Train a DFlash drafter on what its model wrote."""
+    """Train a drafter on what its model wrote."""
     given = dict(locals())
     with exit_codes():
         silence()
@@ -420,6 +442,7 @@ def run_training(
 ) -> None:
     """Train, write the drafter, or say how to go on."""  # fmt: skip
     from dflash_lite.dflash import save_drafter
+    from dflash_lite.eagle import Eagle, save_eagle
     from dflash_lite.training import train
 
     progress = Progress(settings.steps)
@@ -434,7 +457,8 @@ def run_training(
             f"{settings.steps}; the same command goes on"
         )
         leave(128 + signal.SIGINT)
-    save_drafter(trained.learner, folder / "drafter")
+    save = save_eagle if isinstance(trained.learner, Eagle) else save_drafter
+    save(trained.learner, folder / "drafter")
     print(f"The drafter is in {folder / 'drafter'}")
 
 

@@ -14,7 +14,7 @@ from helpers import write_hub
 from typer.testing import CliRunner
 
 import dflash_lite
-from dflash_lite import training, training_runs as runs
+from dflash_lite import benchmark, training, training_runs as runs
 
 PROMPTS = [("Say hi!", "chat"), ("the in", "math"), ("What?", "chat"), ("er er", "math"),
            ("x", "math"), ("hello there", "code"), ("1 + 1", "math")]  # fmt: skip
@@ -24,6 +24,7 @@ def small(steps=4, rows=2):
 
 
 SMALL = small()
+SMALL_EAGLE = " ".join(SMALL).replace("--layers 1 ", "").replace(" --mask 5", "").split()
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +130,20 @@ def test_a_drafter_is_trained_and_loads(run, parts, answers, tmp_path):
     )
     again = run(*words)  # a run that has ended is not made again
     assert again[0] == 0 and training.read_metrics(tmp_path / "run") == metrics
+
+
+def test_an_eagle_is_trained_and_loads(run, parts, answers, tmp_path):
+    words = ("drafter", answers, tmp_path / "run", "--kind", "eagle", *SMALL_EAGLE)
+    code, said, err = run(*words)
+    assert code == 0, err
+    assert "taps 1,3, " in err and "mask" not in err
+    drafter = dflash_lite.load_eagle(tmp_path / "run" / "drafter", parts[0])
+    assert (drafter.taps, drafter.block) == ((1, 3), 4)
+    found = benchmark.make_drafter(f"eagle:{tmp_path / 'run' / 'drafter'}", parts[0], 4)
+    assert found.taps == (1, 3)
+    for flag in ("--layers", "--mask"):
+        code, _, err = run(*words, flag, 2)
+        assert code != 0 and "one layer and no mask" in err
 
 
 def test_a_dry_run_of_a_drafter_writes_nothing(run, answers, tmp_path):
@@ -275,5 +290,5 @@ def test_the_defaults_are_those_of_the_library():
                  "keep_features", "evaluate_every", "save_every"):  # fmt: skip
         assert value(name) == getattr(usual, name), name
     ours = inspect.signature(new_drafter).parameters
-    assert all(value(name) == ours[name].default for name in ("layers", "block"))
+    assert (runs.LAYERS, value("block")) == (ours["layers"].default, ours["block"].default)
     assert replace(usual, steps=value("steps")) == usual
