@@ -510,16 +510,15 @@ def logit_gap(
 
     from dflash_lite.decoding import pack
 
-    vocab = model.config.vocab_size
-    if None in tokens and min(stop_ids, default=np.inf) >= vocab:
-        return None
     wide = jax.tree.map(
         lambda x: x.astype("float32") if x.dtype == jnp.bfloat16 else x, model
     )
     with jax.default_matmul_precision("highest"):
         hidden = wide(jnp.asarray(pack([ids])[0])).hidden[:, len(ids) - 1]
         logits = np.asarray(wide.logits(hidden)[0], np.float64)
-    stops = [i for i in stop_ids if i < vocab]
+    stops = [i for i in stop_ids if i < len(logits)]
+    if None in tokens and not stops:
+        return None
     stop = logits[stops].max(initial=-np.inf)
     scores = [stop if token is None else logits[token] for token in tokens]
     gap = (logits.max() - min(scores)) / (logits.max() - logits.min())

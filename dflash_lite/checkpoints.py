@@ -692,7 +692,8 @@ def hub_config(data: Mapping[str, Any]) -> ModelConfig:
     kind = data.get("model_type")
     _expect("model_type", kind, FAMILIES)
     _expect("hidden_act", data.get("hidden_act", "silu"), ("silu", "swish"))
-    _expect("use_sliding_window", read_flag(data, "use_sliding_window"), (False,))
+    slides = read_flag(data, "use_sliding_window")
+    _expect("use_sliding_window", slides, (False,))
     _expect("quantization_config", data.get("quantization_config"), (None,))
     derived = ("num_key_value_heads", "head_dim")
     missing = [n for n in _SIZES if n not in data and n not in derived]

@@ -561,7 +561,8 @@ def encode_prompt(
         ids = []
     elif _all_are(prompt, dict):
         for message in prompt:
-            if not all(type(message.get(k)) is str for k in ("role", "content")):
+            parts = [message.get(name) for name in ("role", "content")]
+            if not all(isinstance(part, str) for part in parts):
                 raise UserError(
                     f"A message is {message!r:.60}; expected a role and a "
                     "content, both of them texts."
