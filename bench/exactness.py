@@ -4,11 +4,12 @@
 
 Greedy, float32. A difference is a near-tie if both tokens are almost the best, by the rule of
 chapter 93. What follows a difference is another text and is not compared. A long run on two cores:
-what it has is kept in build/ after each batch, and the same command goes on from there.
+the results say after each batch what has been compared, and the same command goes on from there.
 """
 
 import argparse
 import datetime
+import hashlib
 import json
 import os
 import platform
@@ -19,13 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from bench.report import EXACTNESS, RESULTS, ROOT, grid, machine as where, write
+from bench.report import EXACTNESS, RESULTS, grid, machine as where, write
 from dflash_lite.benchmark import NEAR_TIE, first_difference, hardware, logit_gap, read_tasks
 
 AT_ONCE = 12  # prompts in a batch
 PAGE = 16
 LIMIT = NEAR_TIE["float32"]
-PARTIAL = ROOT / "build" / "exactness.json"
 
 
 def prompts(count: int) -> list[str]:
@@ -51,7 +51,7 @@ def compare(
 
 
 def resume(run: dict, partial: Path) -> dict:
-    """What an earlier call of the same run has kept: texts and steps by way, none for a new run."""
+    """What an earlier call of the same run has kept; nothing for a new run."""
     try:
         kept = json.loads(partial.read_text("utf-8"))
     except (OSError, ValueError):
@@ -59,16 +59,39 @@ def resume(run: dict, partial: Path) -> dict:
     return kept["found"] if kept.get("run") == run else {}
 
 
-def keep(run: dict, found: dict, partial: Path) -> None:
+def keep(run: dict, found: dict, partial: Path, more: dict | None = None) -> None:
     """Write what there is, whole or not at all."""
     partial.parent.mkdir(parents=True, exist_ok=True)
     beside = partial.with_suffix(".new")
-    beside.write_text(json.dumps({"run": run, "found": found}), "utf-8")
+    text = json.dumps({"run": run, "found": found} | (more or {}), indent=1)
+    beside.write_text(text + "\n", "utf-8")
     os.replace(beside, partial)
 
 
-def measure(name: str, count: int, new_tokens: int, partial: Path = PARTIAL) -> dict:
-    """The results for all ways."""
+def merged(run: dict, batches: list[dict]) -> dict:
+    """The results of all batches so far."""
+    rows = []
+    for row in batches[0]["rows"]:
+        same = [r for b in batches for r in b["rows"] if r["way"] == row["way"]]
+        same = [r for r in same if r["cache"] == row["cache"]]
+        sums = ("steps", "compared", "differences", "near_ties")
+        rows.append({"way": row["way"], "cache": row["cache"]}
+                    | {name: sum(r[name] for r in same) for name in sums}
+                    | {"gaps": [gap for r in same for gap in r["gaps"]]})  # fmt: skip
+    machines = {json.dumps(b["machine"]): b["machine"] for b in batches}
+    about = batches[-1]["machine"]
+    if len(machines) > 1:  # a run that went on somewhere else
+        names = [m["processor"] for m in machines.values()]
+        about = about | {"processor": " and ".join(dict.fromkeys(names))}
+    return run | {
+        "date": batches[-1]["date"], "machine": about, "limit": LIMIT,
+        "prompts": sum(b["prompts"] for b in batches),
+        "tokens": sum(b["tokens"] for b in batches), "rows": rows,
+    }  # fmt: skip
+
+
+def measure(name: str, count: int, new_tokens: int, results: Path) -> dict:
+    """The results for all ways, kept in the file `results` after each batch."""
     import jax
     from tqdm import tqdm
 
@@ -101,14 +124,17 @@ def measure(name: str, count: int, new_tokens: int, partial: Path = PARTIAL) -> 
     versions = {"python": platform.python_version()} | {
         n: metadata.version(n) for n in ("dflash_lite", "jax", "flax", "numpy")
     }
-    run = {"model": name, "ids": ids, "new_tokens": new_tokens, "versions": versions}
+    run = {
+        "model": name, "ids": hashlib.sha256(json.dumps(ids).encode()).hexdigest(),
+        "new_tokens": new_tokens, "versions": versions, "page": PAGE, "at_once": AT_ONCE,
+        "device": jax.default_backend(),
+    }  # fmt: skip
     runs = [(way, cache) for way in ways for cache in ("dense", "pages")]
-    found = resume(run, partial) or {
-        f"{way}, {cache}": {"texts": [], "steps": 0} for way, cache in runs
-    }
-    done = len(found["plain, dense"]["texts"]) // AT_ONCE
-    for group in tqdm(groups[done:], unit="batch", initial=done, total=len(groups)):
+    batches = resume(run, results).get("batches", [])
+    left = groups[len(batches) :]
+    for group in tqdm(left, unit="batch", initial=len(batches), total=len(groups)):
         plain: list[list[int]] = []
+        rows = []
         for way, cache in runs:
             drafter = ways[way](group, plain)
             kept = memory if cache == "pages" else None
@@ -116,24 +142,19 @@ def measure(name: str, count: int, new_tokens: int, partial: Path = PARTIAL) -> 
                 model, tokenizer, group, max_new_tokens=new_tokens, drafter=drafter, memory=kept
             )
             texts = [answer.tokens for answer in answers]
-            plain = plain or texts
-            found[f"{way}, {cache}"]["texts"] += texts
-            found[f"{way}, {cache}"]["steps"] += answers[0].statistics.decode_steps
-        keep(run, found, partial)
-    plain, stops = found["plain, dense"]["texts"], tokenizer.stop_ids
-    rows = []
-    for way, cache in runs[1:]:
-        there = found[f"{way}, {cache}"]
-        rows.append(
-            {"way": way, "cache": cache, "steps": there["steps"]}
-            | compare(model, ids, plain, there["texts"], stops)
-        )
-    return {
-        "date": datetime.date.today().isoformat(), "machine": hardware(), "versions": versions,
-        "model": name, "prompts": len(ids), "new_tokens": new_tokens, "page": PAGE,
-        "device": jax.default_backend(), "limit": LIMIT, "tokens": sum(map(len, plain)),
-        "rows": rows,
-    }  # fmt: skip
+            if not plain:
+                plain = texts
+                continue
+            rows.append(
+                {"way": way, "cache": cache, "steps": answers[0].statistics.decode_steps}
+                | compare(model, group, plain, texts, tokenizer.stop_ids)
+            )
+        batches.append({
+            "prompts": len(group), "tokens": sum(map(len, plain)), "rows": rows,
+            "machine": hardware(), "date": datetime.date.today().isoformat(),
+        })  # fmt: skip
+        keep(run, {"batches": batches}, results, merged(run, batches))
+    return merged(run, batches)
 
 
 def table(results: dict) -> str:
@@ -168,13 +189,10 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=RESULTS)
     args = parser.parse_args()
     try:
-        results = measure(args.model, args.prompts, args.tokens)
+        results = measure(args.model, args.prompts, args.tokens, args.output / EXACTNESS)
     except KeyboardInterrupt:
         print("\nInterrupted; the same command goes on from the last batch.", file=sys.stderr)
         return 130
-    args.output.mkdir(parents=True, exist_ok=True)
-    (args.output / EXACTNESS).write_text(json.dumps(results, indent=1) + "\n", "utf-8")
-    PARTIAL.unlink(missing_ok=True)
     print(table(results))
     if args.output == RESULTS:
         write()

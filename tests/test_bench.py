@@ -387,6 +387,7 @@ def test_an_interrupted_run_goes_on(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         exactness.measure("made-up", 12, 4, partial)
     assert len(made) == 12  # eight ways for the first batch of six, four for the second
+    assert exactness.table(json.loads(partial.read_text())).startswith("6 prompts, at most 4")
     made.append(())
     found = exactness.measure("made-up", 12, 4, partial)
     rest = made[13:]
@@ -394,8 +395,9 @@ def test_an_interrupted_run_goes_on(tmp_path, monkeypatch):
     assert rest[0] != made[0] and found["tokens"] == 12 * 2
     assert [row["differences"] for row in found["rows"]] == [0] * 7
     assert [row["steps"] for row in found["rows"]] == [6] * 7
-    exactness.measure("made-up", 12, 4, partial)
+    assert exactness.measure("made-up", 12, 4, partial) == found
     assert len(made) == 13 + 8  # all is there
+    assert exactness.table(json.loads(partial.read_text())) == exactness.table(found)
     exactness.measure("made-up", 12, 5, partial)
     assert len(made) == 13 + 8 + 16
     partial.write_text("{")
