@@ -946,12 +946,15 @@ def _expect(name: str, value: Any, known: tuple) -> None:
 # %% tags=["export"]
 def hub_rope(data: Mapping[str, Any]) -> RopeConfig:
     """The rotary settings of a `config.json`, in its old or its new form."""
-    old, new = data.get("rope_scaling"), data.get("rope_parameters")
-    rope = old if new is None else new
-    rope = {} if rope is None else rope
-    if not isinstance(rope, dict) or set(rope) - _ROPE_KEYS:
+    both = [data.get(name) for name in ("rope_parameters", "rope_scaling")]
+    for rope in both:
+        if rope is not None and not isinstance(rope, dict):
+            raise UserError(
+                f"The rope settings are {rope!r:.60}; expected entries."
+            )
+    rope = dict(both[0] or both[1] or {})
+    if set(rope) - _ROPE_KEYS:
         raise UserError(f"The rope settings {rope!r:.200} are not all known.")
-    rope = dict(rope)
     theta = rope.get("rope_theta")
     theta = data.get("rope_theta") if theta is None else theta
     theta = 10_000.0 if theta is None else theta

@@ -839,6 +839,12 @@ def test_any_config_is_read_or_refused(odd, rope):
         pass
 
 
+def test_empty_new_rope_settings_do_not_hide_the_old_ones():
+    old = {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+    assert hub_config(CONFIG | old | {"rope_parameters": {}}) == hub_config(CONFIG | old)
+    assert hub_config(CONFIG | old).rope.factor == 2.0
+
+
 def test_old_and_new_spellings_of_the_rope_settings_agree():
     kinds = [
         ({}, {}),
