@@ -53,17 +53,15 @@ def pack_row(tokenizer, row, length, mix=MIX):
             np.array(segments[:length], np.int32))  # fmt: skip
 
 
-def batch(tokenizer, step, rows, length, mix=MIX):
-    """The rows of one training step, stacked: three arrays (rows, length)."""
-    packed = [
-        pack_row(tokenizer, step * rows + i, length, mix) for i in range(rows)
-    ]
+def batch(tokenizer, first, rows, length, mix=MIX):
+    """Rows from number `first` on, stacked: three arrays (rows, length)."""
+    packed = [pack_row(tokenizer, first + i, length, mix) for i in range(rows)]
     return tuple(np.stack(column) for column in zip(*packed))
 
 
-def make_batch(tokenizer_file, rows, length, step):
-    """The batch of a step for a tokenizer file; what helper processes run."""
-    return batch(read_tokenizer(tokenizer_file), step, rows, length)
+def make_batch(tokenizer_file, first, rows, length):
+    """A batch for a tokenizer file; what helper processes run."""
+    return batch(read_tokenizer(tokenizer_file), first, rows, length)
 
 
 @cache

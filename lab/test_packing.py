@@ -37,7 +37,7 @@ def test_rows_are_full_and_restart_anywhere(tokenizer):
     again = packing.pack_row(tokenizer, 7, 256)
     for a, b in zip(first, again):
         assert a.shape == (256,) and np.array_equal(a, b)
-    rows = packing.batch(tokenizer, 1, 4, 256)
+    rows = packing.batch(tokenizer, 4, 4, 256)
     assert np.array_equal(rows[0][3], first[0])
 
 

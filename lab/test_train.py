@@ -68,6 +68,22 @@ def test_growth_changes_nothing_at_first():
     assert len(jax.tree.leaves(state)) == 2 * size + 2
 
 
+def test_the_length_doubles_and_no_row_comes_twice():
+    plans = [t.batch_plan(step, 6, 256, 3) for step in range(6)]
+    assert {rows * length for _, rows, length in plans} == {6 * 256}
+    assert [length for _, _, length in plans] == [256] * 3 + [512] * 3
+    rows = [first + i for first, count, _ in plans for i in range(count)]
+    assert rows == list(range(3 * 6 + 3 * 3))
+
+
+def test_a_run_resumes_before_and_at_its_longer_rows(tmp_path):
+    t.main(arguments(tmp_path / "whole", **{"long-at": 4}))
+    for stop in (1, 3):
+        t.main(arguments(tmp_path / "parts", **{"long-at": 4, "stop-after": stop}))
+    t.main(arguments(tmp_path / "parts", **{"long-at": 4}))
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+
+
 def test_workers_make_the_same_batches(tmp_path):
     t.main(arguments(tmp_path / "alone", steps=3))
     t.main(arguments(tmp_path / "helped", steps=3, workers=1))
@@ -78,7 +94,7 @@ def test_sigterm_saves_and_stops(tmp_path, monkeypatch):
     real = t.make_batch
 
     def batch(*args):
-        if args[-1] == 2:
+        if args[1] == 2 * 2:  # the first row of step 2
             os.kill(os.getpid(), signal.SIGTERM)
         return real(*args)
 

@@ -179,18 +179,34 @@ def grow_run(params, state, layers):
     return grown(params, silent), state
 
 
-def batches(tokenizer_file, first, last, rows, length, workers):
+def batch_plan(step, rows, length, long_at):
+    """First row, rows and length of a step's batch.
+
+    From step `long_at` on, half as many rows are twice as long. No row comes
+    twice.
+    """
+    late = max(0, step - long_at)
+    if step < long_at:
+        return step * rows, rows, length
+    return long_at * rows + late * (rows // 2), rows // 2, 2 * length
+
+
+def batches(tokenizer_file, first, last, plan, workers):
     """The batches of steps first … last − 1, made ahead by other processes."""
-    make = partial(make_batch, tokenizer_file, rows, length)
+    def make(step, call):
+        return call(make_batch, tokenizer_file, *plan(step))
+
     if not workers:
-        yield from map(make, range(first, last))
+        for step in range(first, last):
+            yield make(step, lambda f, *args: f(*args))
         return
     context = get_context("spawn")
     with ProcessPoolExecutor(workers, context) as pool:
-        ahead = [pool.submit(make, s) for s in range(first, first + 4 * workers)]
+        steps = range(first, first + 4 * workers)
+        ahead = [make(step, pool.submit) for step in steps]
         for step in range(first, last):
             yield ahead.pop(0).result()
-            ahead.append(pool.submit(make, step + 4 * workers))
+            ahead.append(make(step + 4 * workers, pool.submit))
 
 
 def save_state(folder, step, seconds, params, state, settings):
@@ -295,9 +311,10 @@ def parse(argv=None):
     add = parser.add_argument
     add("--folder", type=Path, default=HERE / "runs" / "tiny")
     add("--tokenizer", default=str(HERE / "tokenizer" / "tokenizer.json"))
-    add("--steps", type=int, default=8000)
-    add("--rows", type=int, default=3)
-    add("--length", type=int, default=512)
+    add("--steps", type=int, default=7000)
+    add("--rows", type=int, default=6)
+    add("--length", type=int, default=256)
+    add("--long-at", type=int, default=6400, help="the step that doubles the length")
     add("--rate", type=float, default=1e-3)
     add("--few-layers", type=int, default=2, help="layers until --grow-at")
     add("--grow-at", type=int, default=3600, help="the step that adds layers")
@@ -385,7 +402,10 @@ class Trainer:
         a = self.args
         last = min(a.steps, self.step + (a.stop_after or a.steps))
         self.saved = self.mark = time.monotonic()
-        for data in batches(a.tokenizer, self.step, last, a.rows, a.length, a.workers):
+        plan = partial(
+            batch_plan, rows=a.rows, length=a.length, long_at=a.long_at
+        )
+        for data in batches(a.tokenizer, self.step, last, plan, a.workers):
             if self.step == a.grow_at:
                 self.grow()
             self.params, self.state, loss, norm = self.step_fn(
@@ -405,7 +425,9 @@ class Trainer:
 
 
 # What a resumed run must share with its beginning.
-SETTINGS = ("steps", "rows", "length", "rate", "few_layers", "grow_at")
+SETTINGS = (
+    "steps", "rows", "length", "long_at", "rate", "few_layers", "grow_at"
+)  # fmt: skip
 
 
 def main(argv=None):
@@ -422,7 +444,7 @@ def main(argv=None):
         dtype=jnp.dtype(trainer.dtype).name, **trainer.settings)  # fmt: skip
     tokenizer = read_tokenizer(args.tokenizer)
     sets = {
-        name: evaluation_rows(tokenizer, *name.split("_"), count, args.length)
+        name: evaluation_rows(tokenizer, *name.split("_"), count, 2 * args.length)
         for name, count in EVALUATION.items()
     }
     trainer.run(sets)
