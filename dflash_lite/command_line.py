@@ -19,7 +19,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -593,16 +593,26 @@ def memory() -> tuple[int, int | None]:
 
 def cache() -> dict[str, Any]:
     """The cache folder: its path, bytes used, bytes free, and known models."""
-    from dflash_lite.checkpoints import PACKAGED, cache_dir, is_intact
+    from dflash_lite import checkpoints
+    from dflash_lite.checkpoints import PACKAGED, WEIGHTS, cache_dir
 
-    def state(name: str) -> str:
-        path = cache_dir() / PACKAGED[name].name
+    def state(path: Path, whole: Callable[[], bool]) -> str:
         try:
             if not path.exists():
                 return "not there"
-            return "whole" if is_intact(path, PACKAGED[name]) else "damaged"
-        except OSError:
+            return "whole" if whole() else "damaged"
+        except (OSError, ValueError):
             return "not readable"
+
+    def packaged(name: str) -> str:
+        path, known = cache_dir() / PACKAGED[name].name, PACKAGED[name]
+        return state(path, lambda: checkpoints.is_intact(path, known))
+
+    def ours(name: str) -> str:
+        if checkpoints.own_folder(name).is_dir():
+            return "in the checkout"
+        path, known = cache_dir() / "weights" / name, WEIGHTS[name]
+        return state(path, lambda: checkpoints.weights_intact(path, known))
 
     def bytes_of(path: Path) -> int:
         try:
@@ -617,7 +627,8 @@ def cache() -> dict[str, Any]:
         "writable": there.is_dir() and os.access(there, os.W_OK),
         "used": sum(map(bytes_of, folder.rglob("*"))),
         "free": shutil.disk_usage(there).free,
-        "models": {name: state(name) for name in PACKAGED},
+        "models": {name: packaged(name) for name in PACKAGED},
+        "weights": {name: ours(name) for name in WEIGHTS},
     }
 
 
@@ -649,6 +660,13 @@ def shortages(
                 f"{name} needs {size(needed)} of disk, "
                 f"{size(cache['free'])} are free",
                 elsewhere,
+            )
+    for name, state in cache["weights"].items():
+        if state in ("damaged", "not readable"):
+            again = f"import dflash_lite; dflash_lite.fetch({name!r})"
+            yield Problem(
+                f"The files of {name} are {state}",
+                f'python -c "{again}"  # fetches them again',
             )
     if available is not None and available < NEEDED_MEMORY:
         yield Problem(
@@ -725,6 +743,7 @@ def describe(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "cache folder", cache["folder"]
         yield "disk", f"{size(cache['used'])} used, {size(cache['free'])} free"
         yield from cache["models"].items()
+        yield from cache["weights"].items()
         absent = [
             name for name, state in cache["models"].items() if state != "whole"
         ]

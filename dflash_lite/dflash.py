@@ -659,8 +659,8 @@ def load_drafter(
     """Load the DFlash drafter of a target.
 
     Args:
-        name_or_path: a folder in z-lab's or in the speculators layout, a name
-            in the folder `weights` of this project, or a Hub id "owner/name".
+        name_or_path: a folder in z-lab's or in the speculators layout, weights
+            of ours such as "tiny-dflash", or a Hub id "owner/name".
         target: the model that it drafts for.
         block: tokens of a verification; by default what it was trained with.
         dtype: "float32" or "bfloat16"; by default that of the target.

@@ -5,6 +5,7 @@ nothing, each token is a unit vector, and the head turns each token into the nex
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import select
@@ -731,6 +732,24 @@ def test_a_file_that_cannot_be_read_is_a_finding(monkeypatch, tmp_path):
     assert "not readable" in problem.what and "DFLASH_LITE_CACHE" in problem.remedy
 
 
+def test_the_doctor_looks_at_weights_of_ours(monkeypatch, tmp_path):
+    text = b"{}"
+    line = f"{hashlib.sha256(text).hexdigest()}  config.json\n".encode()
+    known = dict.fromkeys(["here", "whole", "bad", "none"], hashlib.sha256(line).hexdigest())
+    monkeypatch.setattr(checkpoints, "WEIGHTS", known)
+    monkeypatch.setattr(checkpoints, "own_folder", lambda name: tmp_path / "checkout" / name)
+    monkeypatch.setenv("DFLASH_LITE_CACHE", str(tmp_path))
+    (tmp_path / "checkout" / "here").mkdir(parents=True)
+    for name, content in {"whole": text, "bad": b"{ }"}.items():
+        folder = tmp_path / "weights" / name
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_bytes(content)
+        (folder / "SHA256SUMS").write_bytes(line)
+    assert command_line.cache()["weights"] == {
+        "here": "in the checkout", "whole": "whole", "bad": "damaged", "none": "not there",
+    }  # fmt: skip
+
+
 def test_unmet_requirements_are_named_with_a_remedy():
     numpy = f"numpy=={np.__version__}"
     fine = [numpy, "jax", "rubbish>=1; python_version < '3'", "rubbish; extra == 'test'"]
@@ -741,13 +760,16 @@ def test_unmet_requirements_are_named_with_a_remedy():
 
 
 def test_shortages_of_disk_and_memory():
-    state = {"folder": "/somewhere", "writable": True, "free": 10**12, "used": 0}
+    state = {"folder": "/somewhere", "writable": True, "free": 10**12, "used": 0, "weights": {}}
     there = state | {"models": {"smollm2-135m": "whole"}}
     absent = state | {"models": {"smollm2-135m": "not there"}}
     assert list(command_line.shortages(there, 10**12)) == []
     assert list(command_line.shortages(there | {"free": 0}, None)) == []
     (disk,) = command_line.shortages(absent | {"free": 10**6}, None)
     assert "disk" in disk.what
+    spoilt = there | {"weights": {"a": "damaged", "b": "not there", "c": "whole"}}
+    (weights,) = command_line.shortages(spoilt, None)
+    assert weights.what == "The files of a are damaged" and "fetch('a')" in weights.remedy
     (memory,) = command_line.shortages(there, 10**8)
     assert "0.1 GB" in memory.what and memory.must
 

@@ -5,6 +5,7 @@ kilobytes plays the model's.
 """
 
 import errno
+import functools
 import hashlib
 import http.server
 import io
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 import urllib.parse
 import zipfile
 from dataclasses import dataclass, field
@@ -582,6 +584,130 @@ def test_the_cache_folder(monkeypatch, tmp_path):
     assert checkpoints.cache_dir() == Path.home() / "models"
     monkeypatch.setenv("DFLASH_LITE_CACHE", "")
     assert checkpoints.cache_dir().name == "dflash_lite"
+
+
+# Weights of this project
+
+FILES = {"config.json": b"{}", "model.safetensors": CONTENT}
+
+
+def sums(files):
+    lines = (f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in files.items())
+    return "".join(lines).encode()
+
+
+@pytest.fixture
+def ours(settings, tmp_path):
+    """Weights at a public address, which a server of this machine plays; returns their folder."""
+    served = tmp_path / "served"
+    served.mkdir()
+    for name, data in {**FILES, "SHA256SUMS": sums(FILES)}.items():
+        (served / name).write_bytes(data)
+    plain = functools.partial(Silent, directory=str(served))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), plain)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    settings.setitem(checkpoints.WEIGHTS, "own", hashlib.sha256(sums(FILES)).hexdigest())
+    settings.setattr(checkpoints, "own_folder", lambda name: tmp_path / "checkout" / name)
+    where = f"http://127.0.0.1:{server.server_port}"
+    settings.setattr(checkpoints, "weights_address", lambda name: where)
+    yield served
+    server.shutdown()
+    server.server_close()
+
+
+class Silent(http.server.SimpleHTTPRequestHandler):
+    """Serves a folder, and parts of its files."""
+
+    def log_message(self, *args):
+        pass
+
+    def do_GET(self):
+        asked = self.headers.get("Range")
+        if not asked:
+            return super().do_GET()
+        begin = int(asked.removeprefix("bytes=").rstrip("-"))
+        data = Path(self.translate_path(self.path)).read_bytes()[begin:]
+        self.send_response(206)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+def assert_own(cache):
+    folder = fetch("own")
+    assert folder == cache / "weights" / "own"
+    assert {p.name: p.read_bytes() for p in folder.iterdir() if p.name != "SHA256SUMS"} == FILES
+
+
+def test_weights_come_from_the_public_address_once(ours, cache):
+    assert_own(cache)
+    for path in ours.iterdir():
+        path.unlink()
+    assert_own(cache)
+
+
+def test_a_checkout_has_them(ours, tmp_path):
+    (tmp_path / "checkout" / "own").mkdir(parents=True)
+    assert fetch("own") == tmp_path / "checkout" / "own"
+
+
+@pytest.mark.parametrize("name", [*FILES, "SHA256SUMS"])
+def test_a_damaged_file_of_the_cache_is_fetched_again(ours, cache, name):
+    assert_own(cache)
+    (cache / "weights" / "own" / name).write_bytes(b"damage")
+    assert_own(cache)
+
+
+@pytest.mark.parametrize("name", [*FILES, "SHA256SUMS"])
+def test_other_weights_at_the_address_are_refused(ours, cache, name):
+    (ours / name).write_bytes(b"other")
+    with pytest.raises(UserError, match=f"{name} is another file than the one.*by hand"):
+        fetch("own")
+    assert name not in left(cache)
+
+
+def test_half_a_file_of_other_weights_is_not_kept(ours, cache):
+    """What an earlier version began to fetch cannot be completed with this one's bytes."""
+    folder = cache / "weights" / "own"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors.part").write_bytes(b"x" * 1000)
+    assert_own(cache)
+
+
+def test_half_a_file_of_these_weights_is_completed(ours, cache, settings):
+    folder = cache / "weights" / "own"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors.part").write_bytes(CONTENT[:1000])
+    asked = []
+    real = checkpoints.download
+    settings.setattr(checkpoints, "download", lambda *a: asked.append(a) or real(*a))
+    assert_own(cache)
+    assert len(asked) == 3, "each file once"
+
+
+def test_weights_without_network(ours, cache, settings):
+    def refuse(name):
+        raise UserError("no address")
+
+    settings.setattr(checkpoints, "weights_address", refuse)
+    with pytest.raises(UserError, match="own is not in the cache.*no address.*internet.*by hand"):
+        fetch("own")
+
+
+@pytest.mark.parametrize("name", ["../config.json", "a/b", "/etc/passwd", ".hidden", "a  b"])
+def test_a_list_names_files_of_its_folder_only(tmp_path, name):
+    path = tmp_path / "SHA256SUMS"
+    path.write_bytes(sums({name: b""}))
+    with pytest.raises(UserError, match="SHA256SUMS has the line"):
+        checkpoints.read_sums(path)
+
+
+def test_the_public_address_is_that_of_the_repository():
+    root = Path(__file__).parents[1]
+    home = tomllib.loads((root / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+    owner = home.removeprefix("https://github.com/")
+    expected = f"https://raw.githubusercontent.com/{owner}/HEAD/weights/x"
+    assert checkpoints.weights_address("x") == expected
 
 
 # The Hugging Face Hub
