@@ -5,6 +5,7 @@
 #     public:
 #     - Transformer
 #     - load
+#     - save_model
 #   jupytext:
 #     text_representation:
 #       extension: .py
@@ -32,9 +33,13 @@
 # **Time.** 40 minutes to read and run, 25 minutes of exercises.
 
 # %% tags=["export"]
+import json
 import math
 import os
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -42,6 +47,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
+from safetensors.numpy import save_file
 
 from dflash_lite.checkpoints import (
     Checkpoint,
@@ -888,6 +894,121 @@ print(f"same next token at {agree:.0%} of the positions")
 # %% [markdown]
 # So "exact" needs its precision said. Float32 gives the same tokens as the
 # reference; bfloat16 can choose another token wherever two are almost equal.
+
+# %% [markdown]
+# ## Back to disk
+#
+# Chapters 7 to 10 train models, and what is trained must be kept. Writing is
+# reading backwards: a stacked weight is taken apart, each part gets its name on
+# the Hub, and the settings go to `config.json`. What we write, other people's
+# programs read.
+
+# %% tags=["export"]
+def module_tensors(
+    module: nnx.Module, shape: ModelConfig, dtype: Any, prefix: str = ""
+) -> dict[str, np.ndarray]:
+    """The parameters of a module under the names of the Hub.
+
+    Args:
+        shape: of the module's layers.
+        dtype: the type to write; "float32" or "bfloat16".
+        prefix: of the names.
+    """
+    tensors = {}
+    for path, param in nnx.to_flat_state(nnx.state(module, nnx.Param)):
+        array = np.asarray(param[...]).astype(jnp.dtype(dtype))
+        parts = parameter_parts(path, array.shape, shape, prefix)
+        ends = np.cumsum([size[0] for size in parts.values()])[:-1]
+        tensors |= dict(zip(parts, np.split(array, ends), strict=True))
+    return tensors
+
+
+def shape_entries(shape: ModelConfig) -> dict[str, Any]:
+    """The entries of a `config.json` that say the shape of layers."""
+    entries = asdict(shape)
+    rope, plain = entries.pop("rope"), asdict(RopeConfig())
+    changed = {n: v for n, v in rope.items() if v != plain[n]}
+    changed |= {"rope_type": rope["kind"], "rope_theta": rope["theta"]}
+    changed = {n: v for n, v in changed.items() if n not in ("kind", "theta")}
+    return entries | {
+        "hidden_act": "silu",
+        "rope_theta": rope["theta"],
+        "rope_parameters": changed,
+    }
+
+
+def write_folder(
+    folder: str | os.PathLike,
+    tensors: Mapping[str, np.ndarray],
+    config: Mapping[str, Any],
+    texts: Mapping[str, str] | None = None,
+) -> None:
+    """Write `model.safetensors`, `config.json` and other files, each whole.
+
+    Nothing is replaced before everything is written.
+
+    Args:
+        folder: is made if need be.
+        texts: the contents of further files, by their names.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    contents = {**(texts or {}), "config.json": json.dumps(config, indent=2)}
+    with tempfile.TemporaryDirectory(dir=folder) as part:
+        whole = Path(part) / "model.safetensors"
+        save_file(dict(tensors), whole, {"format": "pt"})
+        for name, text in contents.items():
+            (Path(part) / name).write_text(text + "\n", "utf-8")
+        for name in (whole.name, *contents):
+            os.replace(Path(part) / name, folder / name)
+
+
+def save_model(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    folder: str | os.PathLike,
+    dtype: Any = "bfloat16",
+) -> None:
+    """Write a model and its tokenizer in the Hub's layout, for `load`.
+
+    Args:
+        folder: is made if need be; files in it are replaced when all are
+            written whole.
+        dtype: the type to write; "float32" or "bfloat16".
+    """
+    family = {"llama": "Llama", "qwen3": "Qwen3"}[model.config.model_type]
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **tokenizer.specials,
+        "chat_template": tokenizer.template,
+    }
+    write_folder(
+        folder,
+        module_tensors(model, model.config, dtype, "model."),
+        shape_entries(model.config) | {
+            "architectures": [f"{family}ForCausalLM"],
+            "eos_token_id": list(tokenizer.stop_ids),
+            "torch_dtype": jnp.dtype(dtype).name,
+        },
+        {
+            "tokenizer.json": tokenizer.backend.to_str(pretty=True),
+            "tokenizer_config.json": json.dumps(settings, indent=2),
+        },
+    )  # fmt: skip
+
+
+# %%
+with tempfile.TemporaryDirectory() as place:
+    save_model(half, tokenizer, place)
+    files = {p.name: p.stat().st_size for p in Path(place).iterdir()}
+    again, words = load(place, "bfloat16")
+print(*sorted(files), sep="\n")
+print(f"{files['model.safetensors'] / 2**20:.1f} MiB of weights")
+
+# %%
+same = jax.tree.map(lambda a, b: bool((a == b).all()), half, again)
+assert all(jax.tree.leaves(same)) and words.stop_ids == tokenizer.stop_ids
+assert words.encode(text) == tokenizer.encode(text)
 
 # %% [markdown]
 # ## Looking inside

@@ -329,7 +329,7 @@ def write_shard(
 # %% tags=["export"]
 @dataclass(frozen=True)
 class Responses:
-    """Texts that a model has written, from `read_shards`."""
+    """Texts to learn from: a model's, from `read_shards`, or people's."""
 
     texts: tuple[Text, ...]
     metadata: dict[str, str]
@@ -970,12 +970,13 @@ class Learner(Protocol):
     block: int
 
     def loss(
-        self, model: Transformer, batch: Batch, key: Key[Array, "batch"]
+        self, model: Any, batch: Batch, key: Key[Array, "batch"]
     ) -> tuple[Float[Array, ""], dict[str, Array]]:
         """The loss of a batch, and the sums that `block_loss` names.
 
         Args:
-            model: the target, frozen; embedding and head are its own.
+            model: the target, frozen; embedding and head are its own. None in a
+                run without one.
             key: one for each row.
         """
         ...
@@ -1179,7 +1180,7 @@ print(f"acceptance length {slow.statistics.acceptance_length:.2f}")
 # %% tags=["export"]
 @functools.partial(jax.jit, static_argnames="taps")
 def read_features(
-    model: Transformer,
+    model: Transformer | None,
     tokens: Int[Array, "batch length"],
     taps: tuple[int, ...],
 ) -> tuple[Float[Array, "batch length hidden"], ...]:
@@ -1438,7 +1439,7 @@ class Parts(NamedTuple):
 # %% tags=["export"]
 def batch_loss(
     learner: Learner,
-    model: Transformer,
+    model: Transformer | None,
     dealt: Dealt,
     epoch: Int[Array, ""],
     seed: int,
@@ -1696,7 +1697,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: Transformer,
+        model: Transformer | None,
         learner: Learner,
         data: Responses,
         folder: Path,
@@ -1721,7 +1722,7 @@ class Trainer:
             if name not in FREE_SETTINGS
         } | {
             "data": data.digest,
-            "target": target_digest(model),
+            "target": "" if model is None else target_digest(model),
             "learner": learner_notes(learner),
         }
 
@@ -1874,7 +1875,7 @@ class Trained(NamedTuple):
 
 
 def train(
-    model: Transformer,
+    model: Transformer | None,
     learner: Learner,
     data: Responses,
     folder: str | os.PathLike,
@@ -1885,7 +1886,8 @@ def train(
     """Train a drafter; a run that was stopped goes on.
 
     Args:
-        model: the target, which stays as it is.
+        model: the target, which stays as it is; None if there is none, and the
+            learner asks for no features.
         learner: the drafter at the beginning; ignored if the folder has a run.
         data: what the target wrote.
         folder: for checkpoints and metrics.
@@ -1901,14 +1903,9 @@ def train(
             the run in the folder, a loss that is not finite, a full disk, or
             the extra `train` is not installed.
     """
-    for part in filter(None, (data, held_out)):
-        written = part.metadata["target"]
-        if written != target_digest(model):
-            raise UserError(
-                f"The data were written by another target ({written[:12]}); "
-                f"expected {target_digest(model)[:12]}. Let this model write "
-                "its own with write_responses."
-            )
+    if model is not None:
+        for part in filter(None, (data, held_out)):
+            _check_author(part, target_digest(model))
     parts = (model, learner, data, Path(folder), settings, held_out, watch)
     trainer = Trainer(*parts)
     trainer.resume()
@@ -1918,6 +1915,16 @@ def train(
         trainer.saved.manager.close()
     metrics = read_metrics(folder)
     return Trained(trainer.learner, trainer.step, metrics)
+
+
+def _check_author(data: Responses, digest: str) -> None:
+    written = data.metadata["target"]
+    if written != digest:
+        raise UserError(
+            f"The data were written by another target ({written[:12]}); "
+            f"expected {digest[:12]}. Let this model write its own with "
+            "write_responses."
+        )
 
 
 # %% [markdown]
@@ -1936,7 +1943,7 @@ class Forecast(NamedTuple):
 
 
 def forecast(
-    model: Transformer,
+    model: Transformer | None,
     learner: Learner,
     data: Responses,
     settings: TrainSettings = TrainSettings(),

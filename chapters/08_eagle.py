@@ -35,12 +35,10 @@
 # **Time.** 55 minutes to read and run, 30 minutes of exercises.
 
 # %% tags=["export"]
-import json
 import os
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -49,11 +47,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
-from safetensors.numpy import save_file
 
 from dflash_lite.checkpoints import (
     ModelConfig,
-    RopeConfig,
     Tensors,
     UserError,
     WEIGHTS,
@@ -92,14 +88,17 @@ from dflash_lite.transformer import (
     fill,
     matmul,
     module_list,
-    parameter_parts,
+    module_tensors,
     read_parameter,
     rotate,
     rotation,
+    shape_entries,
+    write_folder,
 )
 
 # %%
 import dataclasses
+import tempfile
 
 import matplotlib.pyplot as plt
 
@@ -992,50 +991,6 @@ def load_eagle(
 
 
 # %% tags=["export"]
-def module_tensors(
-    module: nnx.Module, shape: ModelConfig, dtype: Any
-) -> dict[str, np.ndarray]:
-    """The parameters of a drafter under the names of the Hub."""
-    tensors = {}
-    for path, param in nnx.to_flat_state(nnx.state(module, nnx.Param)):
-        array = np.asarray(param[...]).astype(jnp.dtype(dtype))
-        parts = parameter_parts(path, array.shape, shape, "")
-        ends = np.cumsum([size[0] for size in parts.values()])[:-1]
-        tensors |= dict(zip(parts, np.split(array, ends), strict=True))
-    return tensors
-
-
-def shape_entries(shape: ModelConfig) -> dict[str, Any]:
-    """The entries of a `config.json` that say the shape of layers."""
-    entries = asdict(shape)
-    rope, plain = entries.pop("rope"), asdict(RopeConfig())
-    changed = {n: v for n, v in rope.items() if v != plain[n]}
-    changed |= {"rope_type": rope["kind"], "rope_theta": rope["theta"]}
-    changed = {n: v for n, v in changed.items() if n not in ("kind", "theta")}
-    return entries | {
-        "hidden_act": "silu",
-        "rope_theta": rope["theta"],
-        "rope_parameters": changed,
-    }
-
-
-def write_folder(
-    folder: str | os.PathLike,
-    tensors: Mapping[str, np.ndarray],
-    config: Mapping[str, Any],
-) -> None:
-    """Write `config.json` and `model.safetensors`, both or none."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(config, indent=2) + "\n"
-    with tempfile.TemporaryDirectory(dir=folder) as part:
-        save_file(dict(tensors), Path(part) / "model.safetensors")
-        (Path(part) / "config.json").write_text(text, "utf-8")
-        for name in ("model.safetensors", "config.json"):
-            os.replace(Path(part) / name, folder / name)
-
-
-# %% tags=["export"]
 def save_eagle(
     drafter: Eagle, folder: str | os.PathLike, dtype: Any = "bfloat16"
 ) -> None:
@@ -1171,9 +1126,12 @@ class DraftLearner(DraftModel):
         return cls(Transformer(shape, rngs=nnx.Rngs(seed)), block)
 
     def loss(
-        self, model: Transformer, batch: Batch, key: Key[Array, "*rows"]
+        self, model: Any, batch: Batch, key: Key[Array, "*rows"]
     ) -> tuple[Float[Array, ""], dict[str, Array]]:
-        """The loss over whole responses; see `Learner`. It draws no anchors."""
+        """The loss over whole responses; see `Learner`.
+
+        It draws no anchors, and asks the target for nothing.
+        """
         scores = self.model.logits(self.model(batch.tokens).hidden)
         labels = jnp.roll(batch.tokens, -1, axis=1)
         at = jnp.arange(labels.shape[1])

@@ -64,16 +64,13 @@ from dflash_lite.eagle import (
     VOCABULARY,
     context_keys_values,
     drafter_folder,
-    module_tensors,
     read_layers,
     read_matrix,
     read_vocabulary,
-    shape_entries,
     target_head,
     to_target,
     vocabulary_offsets,
     write_context,
-    write_folder,
 )
 from dflash_lite.speculative import (
     Draft,
@@ -101,7 +98,10 @@ from dflash_lite.transformer import (
     fill,
     matmul,
     module_list,
+    module_tensors,
     rotation,
+    shape_entries,
+    write_folder,
 )
 
 # %%

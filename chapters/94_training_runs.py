@@ -17,27 +17,29 @@
 # %% [markdown]
 # # 94. Training runs
 #
-# The command `dflash-lite train`: `data` lets a model write what its drafter
-# learns from, `drafter` trains one. Both tell before what they will take, and
-# both go on where they were stopped.
+# The command `dflash-lite train`: `target` trains a language model from nothing,
+# `data` lets a model write what its drafter learns from, `drafter` trains one.
+# All tell before what they will take, and go on where they were stopped.
 #
 # **The question.** A run takes hours. How do you know that before, and what is
 # left of it when the machine stops?
 #
-# **Afterwards you can** train a DFlash or an EAGLE-3 drafter for your own model
-# from a file of prompts, without writing a line of Python.
+# **Afterwards you can** train a small model on your own texts, and a DFlash or
+# an EAGLE-3 drafter for it from a file of prompts, without a line of Python.
 #
 # **Time.** 15 minutes to read and run, 5 minutes of exercises.
 
 # %% tags=["export"]
 import dataclasses
+import json
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import typer
 
 from dflash_lite.benchmark import (
@@ -58,11 +60,11 @@ from dflash_lite.command_line import (
 )
 
 # %%
-import json
 import shlex
 import subprocess
 import tempfile
 
+from dflash_lite.decoding import generate
 from dflash_lite.exercises import check
 
 # %% [markdown]
@@ -253,8 +255,6 @@ def frequent_tokens(data: Any, count: int) -> tuple[Any, float]:
     Returns:
         Their ids, rising, and which part of all the answers' tokens they are.
     """
-    import numpy as np
-
     parts = [text.tokens[text.start :] for text in data.texts]
     ids, often = np.unique(np.concatenate(parts), return_counts=True)
     best = np.argsort(-often, kind="stable")[:count]
@@ -422,10 +422,7 @@ def drafter_command(
         target, tokenizer = load_quietly(model, dtype)
         from dflash_lite import training
 
-        names = [f.name for f in dataclasses.fields(training.TrainSettings)]
-        settings = training.TrainSettings(
-            **{name: given[name] for name in names if name in given}
-        )
+        settings = train_settings(given)
         texts = training.read_shards(data, target, tokenizer)
         tests = held_out and training.read_shards(held_out, target, tokenizer)
         learner = make_learner(target, tokenizer, texts, given)
@@ -433,16 +430,31 @@ def drafter_command(
             found = training.forecast(target, learner, texts, settings)
             show_forecast(found, settings)
             return
-        run_training(target, learner, texts, tests, folder, settings)
+        trained = run_training(target, learner, texts, tests, folder, settings)
+        from dflash_lite import dflash, eagle
+
+        saves = {"dflash": dflash.save_drafter, "eagle": eagle.save_eagle}
+        saves[kind](trained, folder / "drafter")
+        print(f"The drafter is in {folder / 'drafter'}")
+
+
+def train_settings(given: dict[str, Any]) -> Any:
+    """The settings of a run among the options of a command."""
+    from dflash_lite.training import TrainSettings
+
+    names = [f.name for f in dataclasses.fields(TrainSettings)]
+    return TrainSettings(**{n: given[n] for n in names if n in given})
 
 
 def run_training(
-    target: Any, learner: Any, data: Any, tests: Any, folder: Path,
+    target: Any,
+    learner: Any,
+    data: Any,
+    tests: Any,
+    folder: Path,
     settings: Any,
-) -> None:
-    """Train, write the drafter, or say how to go on."""  # fmt: skip
-    from dflash_lite.dflash import save_drafter
-    from dflash_lite.eagle import Eagle, save_eagle
+) -> Any:
+    """Train to the end and return the learner, or say how to go on."""
     from dflash_lite.training import train
 
     progress = Progress(settings.steps)
@@ -457,9 +469,203 @@ def run_training(
             f"{settings.steps}; the same command goes on"
         )
         leave(128 + signal.SIGINT)
-    save = save_eagle if isinstance(trained.learner, Eagle) else save_drafter
-    save(trained.learner, folder / "drafter")
-    print(f"The drafter is in {folder / 'drafter'}")
+    return trained.learner
+
+
+# %% [markdown]
+# ## A target
+#
+# A drafter needs a target. To study drafters one wants a target that is small,
+# whose texts one knows, and that can be made again: a language model of one's
+# own. `dflash-lite train target TEXTS FOLDER` trains one from nothing, on a file
+# of prompts with their responses.
+#
+# The trainer is chapter 7's, and the learner chapter 8's draft model, which is a
+# language model. There is no target in this run: nobody is asked for features.
+
+
+# %% tags=["export"]
+TEXT_EXAMPLE = '{"prompt": "1 + 1", "response": "2", "set": "math"}'
+
+
+class Exchange(NamedTuple):
+    """A prompt and the response that shall be learnt."""
+
+    prompt: str
+    response: str
+    set: str
+
+
+def read_exchanges(path: Path) -> list[Exchange]:
+    """The exchanges of a file of JSON lines.
+
+    Raises:
+        UserError: the file cannot be read, or a line is wrong.
+    """
+    try:
+        lines = path.read_text("utf-8-sig").splitlines()
+    except OSError as error:
+        refuse(f"The texts cannot be read from {path}: {error.strerror}.")
+    except UnicodeDecodeError as error:
+        refuse(f"{path} is not UTF-8: byte {error.start} is wrong.")
+    found = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            found.append(_exchange(line, f"{path.name}, line {number}"))
+    if not found:
+        refuse(f"{path} has no texts; expected lines like {TEXT_EXAMPLE}.")
+    return found
+
+
+def _exchange(line: str, place: str) -> Exchange:
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError):
+        data = None
+    data = data if isinstance(data, dict) else {}
+    parts = [data.get("prompt"), data.get("response"), data.get("set", "text")]
+    if not all(isinstance(part, str) and part for part in parts):
+        refuse(f"{place} is {line!r:.60}; expected one like {TEXT_EXAMPLE}.")
+    return Exchange(*parts)
+
+
+# %% [markdown]
+# The tokenizer's chat template makes one text of an exchange, and the first of
+# its stop tokens ends it. The whole text is learnt, the prompt too: so the model
+# can write prompts later. Held-out texts count from the response on.
+
+
+# %% tags=["export"]
+def encode_exchanges(
+    tokenizer: Any, exchanges: Sequence[Exchange], whole: bool
+) -> Any:
+    """Texts to learn from, as `Responses`.
+
+    Args:
+        whole: whether the prompt counts, too.
+
+    Raises:
+        UserError: the tokenizer has no stop token.
+    """
+    from dflash_lite.decoding import encode_prompt
+    from dflash_lite.training import (
+        SHARD_VERSION,
+        Responses,
+        Text,
+        prompt_digest,
+        tokenizer_digest,
+    )
+
+    if not tokenizer.stop_ids:
+        refuse(
+            "The tokenizer has no token that ends an answer; expected an "
+            "eos_token in its tokenizer_config.json."
+        )
+    texts = []
+    for prompt, response, name in exchanges:
+        ids = encode_prompt(tokenizer, prompt, True, None)
+        answer = tokenizer.encode(response, add_special_tokens=False)
+        tokens = np.array([*ids, *answer, tokenizer.stop_ids[0]], np.int32)
+        start = 1 if whole else len(ids)
+        texts.append(Text(tokens, start, name, prompt_digest(ids)))
+    return Responses(tuple(texts), {
+        "version": SHARD_VERSION,
+        "target": "",
+        "tokenizer": tokenizer_digest(tokenizer),
+        "sampling": "none",
+    })  # fmt: skip
+
+
+def new_target(tokenizer: Any, options: dict[str, Any]) -> Any:
+    """A language model of the Qwen3 family with random weights.
+
+    Raises:
+        UserError: a size is impossible.
+    """
+    from flax import nnx
+
+    from dflash_lite.checkpoints import ModelConfig, RopeConfig
+    from dflash_lite.transformer import Transformer
+
+    hidden, heads = options["hidden_size"], options["heads"]
+    size = options["head_size"]
+    config = ModelConfig(
+        model_type="qwen3",
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=hidden,
+        intermediate_size=options["intermediate_size"] or 11 * hidden // 4,
+        num_hidden_layers=options["layers"],
+        num_attention_heads=heads,
+        num_key_value_heads=options["kv_heads"] or heads,
+        head_dim=hidden // heads if size is None else size,
+        max_position_embeddings=options["longest"],
+        tie_word_embeddings=True,
+        rope=RopeConfig(),
+    )
+    return Transformer(config, rngs=nnx.Rngs(options["seed"]))
+
+
+# %% tags=["export"]
+@train_app.command("target")
+def target_command(
+    texts: Path = typer.Argument(
+        help=f"A file with lines like {TEXT_EXAMPLE}."
+    ),
+    folder: Path = typer.Argument(
+        help="For checkpoints, metrics and the model; goes on if it has."
+    ),
+    tokenizer: Path = typer.Option(
+        help="A folder with tokenizer.json and tokenizer_config.json."
+    ),
+    held_out: Path = typer.Option(
+        None, help="A file of texts to measure on, never to learn from."
+    ),
+    layers: int = typer.Option(6, min=1, help="Of the model."),
+    hidden_size: int = typer.Option(512, min=2, help="Of the residual stream."),
+    heads: int = typer.Option(8, min=1, help="Of attention, in a layer."),
+    kv_heads: int = typer.Option(
+        None, min=1, help="Of keys and values. Default: as many as heads."
+    ),
+    head_size: int = typer.Option(
+        None, min=2, help="Default: the hidden size over the heads."
+    ),
+    intermediate_size: int = typer.Option(
+        None, min=1, help="Of the MLP. Default: 2.75 of the hidden size."
+    ),
+    steps: int = typer.Option(1000, min=1, help="Of the whole run."),
+    rows: int = typer.Option(16, min=1, help="Texts in a step."),
+    rate: float = typer.Option(1e-3, help="The highest learning rate."),
+    warmup: float = typer.Option(0.04, help="Share of the steps."),
+    clip: float = typer.Option(1.0, help="Norm of the gradients."),
+    decay: float = typer.Option(0.05, help="Weight decay of matrices."),
+    longest: int = typer.Option(1024, min=2, help="Tokens of a text."),
+    seed: int = typer.Option(0, min=0, help="Of the weights and the order."),
+    evaluate_every: int = typer.Option(100, min=1, help="Steps."),
+    save_every: int = typer.Option(100, min=1, help="Steps."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Only predict."),
+) -> None:
+    """Train a small language model from nothing."""
+    given = dict(locals())
+    with exit_codes():
+        silence()
+        keep_programs()
+        from dflash_lite import checkpoints, eagle, training
+        from dflash_lite.transformer import save_model
+
+        settings = train_settings(given)
+        words = checkpoints.hub_tokenizer(tokenizer)
+        data = encode_exchanges(words, read_exchanges(texts), True)
+        tests = held_out and encode_exchanges(
+            words, read_exchanges(held_out), False
+        )
+        learner = eagle.DraftLearner(new_target(words, given), block=2)
+        if dry_run:
+            found = training.forecast(None, learner, data, settings)
+            show_forecast(found, settings)
+            return
+        trained = run_training(None, learner, data, tests, folder, settings)
+        save_model(trained.model, words, folder / "model")
+        print(f"The model is in {folder / 'model'}")
 
 
 # %% [markdown]
@@ -513,6 +719,31 @@ written = sorted(path.name for path in (place / "run/drafter").iterdir())
 assert written == ["config.json", "model.safetensors"]
 
 # %% [markdown]
+# A target of one's own, from the same place: three texts, and the tokenizer of
+# SmolLM2, which `save_model` writes beside the model.
+
+# %%
+from dflash_lite import load, save_model
+
+model, tokenizer = load("smollm2-135m")
+save_model(model, tokenizer, place / "smollm2")
+pairs = {"1 + 1": "2", "Say hi!": "Hello.", "Who are you?": "A small model."}
+texts = [{"prompt": p, "response": r} for p, r in pairs.items()]
+(place / "texts.jsonl").write_text("\n".join(map(json.dumps, texts)))
+
+# %%
+small = "--layers 1 --hidden-size 32 --heads 2 --steps 80 --rate 0.02 --rows 4"
+said = run(f"target texts.jsonl mine --tokenizer smollm2 {small}")
+found, words = load(place / "mine/model")
+for prompt, response in pairs.items():
+    answer = generate(found, words, prompt, max_new_tokens=8)
+    print(f"{prompt!r}: {answer.text!r}")
+    assert answer.text == response
+
+# %% [markdown]
+# It knows three texts by heart and nothing else. The target `tiny` of this
+# project learnt from the generator in the folder `lab`, which never ends.
+#
 # ## Exercises
 #
 # **94.1 Where it goes on** (5 minutes). A run of `steps` saves every
@@ -539,7 +770,7 @@ def _(f):
 # ## Key points
 #
 # - `--dry-run` says what a run will take, and writes nothing.
-# - `train data` and `train drafter` go on where they were stopped, killed or
-#   not, and refuse data and settings that do not fit.
+# - `train target`, `train data` and `train drafter` go on where they were
+#   stopped, killed or not, and refuse data and settings that do not fit.
 # - The drafter lies in the published layout; `load_drafter` and other people's
 #   programs read it.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         fetch,
         open_checkpoint,
     )
-    from dflash_lite.transformer import Transformer, load
+    from dflash_lite.transformer import Transformer, load, save_model
     from dflash_lite.decoding import DenseCache, Generation, generate
     from dflash_lite.flash_attention import tiled_attention
     from dflash_lite.paged_attention import PagedCache, PagedMemory, PagePool
@@ -56,6 +56,7 @@ __all__ = [
     "open_checkpoint",
     "Transformer",
     "load",
+    "save_model",
     "DenseCache",
     "Generation",
     "generate",
@@ -103,6 +104,7 @@ _MODULES = {
     "open_checkpoint": "checkpoints",
     "Transformer": "transformer",
     "load": "transformer",
+    "save_model": "transformer",
     "DenseCache": "decoding",
     "Generation": "decoding",
     "generate": "decoding",

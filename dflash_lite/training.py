@@ -291,7 +291,7 @@ def write_shard(
 
 @dataclass(frozen=True)
 class Responses:
-    """Texts that a model has written, from `read_shards`."""
+    """Texts to learn from: a model's, from `read_shards`, or people's."""
 
     texts: tuple[Text, ...]
     metadata: dict[str, str]
@@ -786,12 +786,13 @@ class Learner(Protocol):
     block: int
 
     def loss(
-        self, model: Transformer, batch: Batch, key: Key[Array, "batch"]
+        self, model: Any, batch: Batch, key: Key[Array, "batch"]
     ) -> tuple[Float[Array, ""], dict[str, Array]]:
         """The loss of a batch, and the sums that `block_loss` names.
 
         Args:
-            model: the target, frozen; embedding and head are its own.
+            model: the target, frozen; embedding and head are its own. None in a
+                run without one.
             key: one for each row.
         """
         ...
@@ -964,7 +965,7 @@ class Heads(Speculative):
 
 @functools.partial(jax.jit, static_argnames="taps")
 def read_features(
-    model: Transformer,
+    model: Transformer | None,
     tokens: Int[Array, "batch length"],
     taps: tuple[int, ...],
 ) -> tuple[Float[Array, "batch length hidden"], ...]:
@@ -1192,7 +1193,7 @@ class Parts(NamedTuple):
 
 def batch_loss(
     learner: Learner,
-    model: Transformer,
+    model: Transformer | None,
     dealt: Dealt,
     epoch: Int[Array, ""],
     seed: int,
@@ -1428,7 +1429,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: Transformer,
+        model: Transformer | None,
         learner: Learner,
         data: Responses,
         folder: Path,
@@ -1453,7 +1454,7 @@ class Trainer:
             if name not in FREE_SETTINGS
         } | {
             "data": data.digest,
-            "target": target_digest(model),
+            "target": "" if model is None else target_digest(model),
             "learner": learner_notes(learner),
         }
 
@@ -1605,7 +1606,7 @@ class Trained(NamedTuple):
 
 
 def train(
-    model: Transformer,
+    model: Transformer | None,
     learner: Learner,
     data: Responses,
     folder: str | os.PathLike,
@@ -1616,7 +1617,8 @@ def train(
     """Train a drafter; a run that was stopped goes on.
 
     Args:
-        model: the target, which stays as it is.
+        model: the target, which stays as it is; None if there is none, and the
+            learner asks for no features.
         learner: the drafter at the beginning; ignored if the folder has a run.
         data: what the target wrote.
         folder: for checkpoints and metrics.
@@ -1632,14 +1634,9 @@ def train(
             the run in the folder, a loss that is not finite, a full disk, or
             the extra `train` is not installed.
     """
-    for part in filter(None, (data, held_out)):
-        written = part.metadata["target"]
-        if written != target_digest(model):
-            raise UserError(
-                f"The data were written by another target ({written[:12]}); "
-                f"expected {target_digest(model)[:12]}. Let this model write "
-                "its own with write_responses."
-            )
+    if model is not None:
+        for part in filter(None, (data, held_out)):
+            _check_author(part, target_digest(model))
     parts = (model, learner, data, Path(folder), settings, held_out, watch)
     trainer = Trainer(*parts)
     trainer.resume()
@@ -1649,6 +1646,16 @@ def train(
         trainer.saved.manager.close()
     metrics = read_metrics(folder)
     return Trained(trainer.learner, trainer.step, metrics)
+
+
+def _check_author(data: Responses, digest: str) -> None:
+    written = data.metadata["target"]
+    if written != digest:
+        raise UserError(
+            f"The data were written by another target ({written[:12]}); "
+            f"expected {digest[:12]}. Let this model write its own with "
+            "write_responses."
+        )
 
 
 class Forecast(NamedTuple):
@@ -1662,7 +1669,7 @@ class Forecast(NamedTuple):
 
 
 def forecast(
-    model: Transformer,
+    model: Transformer | None,
     learner: Learner,
     data: Responses,
     settings: TrainSettings = TrainSettings(),

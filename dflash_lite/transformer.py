@@ -8,9 +8,13 @@ Made from chapters/02_transformer.py by tools/tangle.py:
 edit the chapter, not this file.
 """
 
+import json
 import math
 import os
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -18,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
+from safetensors.numpy import save_file
 
 from dflash_lite.checkpoints import (
     Checkpoint,
@@ -56,6 +61,10 @@ __all__ = [
     "parameter_parts",
     "read_parameter",
     "load",
+    "module_tensors",
+    "shape_entries",
+    "write_folder",
+    "save_model",
 ]
 
 
@@ -632,3 +641,99 @@ def load(
     """
     checkpoint = open_checkpoint(name_or_path)
     return from_checkpoint(checkpoint, dtype), checkpoint.tokenizer
+
+
+# Back to disk
+# ------------
+
+def module_tensors(
+    module: nnx.Module, shape: ModelConfig, dtype: Any, prefix: str = ""
+) -> dict[str, np.ndarray]:
+    """The parameters of a module under the names of the Hub.
+
+    Args:
+        shape: of the module's layers.
+        dtype: the type to write; "float32" or "bfloat16".
+        prefix: of the names.
+    """
+    tensors = {}
+    for path, param in nnx.to_flat_state(nnx.state(module, nnx.Param)):
+        array = np.asarray(param[...]).astype(jnp.dtype(dtype))
+        parts = parameter_parts(path, array.shape, shape, prefix)
+        ends = np.cumsum([size[0] for size in parts.values()])[:-1]
+        tensors |= dict(zip(parts, np.split(array, ends), strict=True))
+    return tensors
+
+
+def shape_entries(shape: ModelConfig) -> dict[str, Any]:
+    """The entries of a `config.json` that say the shape of layers."""
+    entries = asdict(shape)
+    rope, plain = entries.pop("rope"), asdict(RopeConfig())
+    changed = {n: v for n, v in rope.items() if v != plain[n]}
+    changed |= {"rope_type": rope["kind"], "rope_theta": rope["theta"]}
+    changed = {n: v for n, v in changed.items() if n not in ("kind", "theta")}
+    return entries | {
+        "hidden_act": "silu",
+        "rope_theta": rope["theta"],
+        "rope_parameters": changed,
+    }
+
+
+def write_folder(
+    folder: str | os.PathLike,
+    tensors: Mapping[str, np.ndarray],
+    config: Mapping[str, Any],
+    texts: Mapping[str, str] | None = None,
+) -> None:
+    """Write `model.safetensors`, `config.json` and other files, each whole.
+
+    Nothing is replaced before everything is written.
+
+    Args:
+        folder: is made if need be.
+        texts: the contents of further files, by their names.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    contents = {**(texts or {}), "config.json": json.dumps(config, indent=2)}
+    with tempfile.TemporaryDirectory(dir=folder) as part:
+        whole = Path(part) / "model.safetensors"
+        save_file(dict(tensors), whole, {"format": "pt"})
+        for name, text in contents.items():
+            (Path(part) / name).write_text(text + "\n", "utf-8")
+        for name in (whole.name, *contents):
+            os.replace(Path(part) / name, folder / name)
+
+
+def save_model(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    folder: str | os.PathLike,
+    dtype: Any = "bfloat16",
+) -> None:
+    """Write a model and its tokenizer in the Hub's layout, for `load`.
+
+    Args:
+        folder: is made if need be; files in it are replaced when all are
+            written whole.
+        dtype: the type to write; "float32" or "bfloat16".
+    """
+    family = {"llama": "Llama", "qwen3": "Qwen3"}[model.config.model_type]
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **tokenizer.specials,
+        "chat_template": tokenizer.template,
+    }
+    write_folder(
+        folder,
+        module_tensors(model, model.config, dtype, "model."),
+        shape_entries(model.config) | {
+            "architectures": [f"{family}ForCausalLM"],
+            "eos_token_id": list(tokenizer.stop_ids),
+            "torch_dtype": jnp.dtype(dtype).name,
+        },
+        {
+            "tokenizer.json": tokenizer.backend.to_str(pretty=True),
+            "tokenizer_config.json": json.dumps(settings, indent=2),
+        },
+    )  # fmt: skip

@@ -1,110 +1,59 @@
-"""Lets a trained target write, and counts its right answers."""
+"""Lets a target answer fresh and held-out prompts greedily, and counts the right answers."""
 
 import argparse
 import json
-from dataclasses import replace
-from functools import partial
+import math
 from pathlib import Path
-from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import textgen
-import train_target as t
-from flax import nnx
-from tokenizers import Tokenizer
 
-from dflash_lite.transformer import Transformer, attention
+import dflash_lite
+from dflash_lite.decoding import bucket, encode_prompt
+from dflash_lite.training import Writer
 
-END = 2  # <|im_end|>
-
-
-class Cache(NamedTuple):
-    """Keys and values of every layer, (layers, batch, kv_heads, length, size)."""
-
-    k: jax.Array
-    v: jax.Array
-
-    def attend(self, layer, q, k, v, positions):
-        """One new token for each row, all rows at the same position."""
-        at = (layer, 0, 0, positions[0, 0], 0)
-        new = Cache(*(
-            jax.lax.dynamic_update_slice(old, x.swapaxes(1, 2)[None], at)
-            for old, x in zip(self, (k, v))
-        ))  # fmt: skip
-        seen = jnp.arange(self.k.shape[3]) <= positions[:, :, None]
-        return attention(q, new.k[layer], new.v[layer], seen), new
+HERE = Path(__file__).parent
+MOST = 256  # tokens of an answer
+ROWS = 64
 
 
-@partial(jax.jit, static_argnums=0)
-def write(graph, params, prompts, lengths):
-    """Greedy continuation of padded prompts (batch, length), in place."""
-    model = nnx.merge(graph, params)
-    c, (batch, length) = model.config, prompts.shape
-    shape = (c.num_hidden_layers, batch, c.num_key_value_heads, length, c.head_dim)
-
-    def step(position, carry):
-        tokens, cache = carry
-        here = jnp.full((batch, 1), position)
-        out = model(jax.lax.dynamic_slice_in_dim(tokens, position, 1, 1), here, cache)
-        guess = model.logits(out.hidden)[:, 0].argmax(-1).astype(tokens.dtype)
-        keep = position + 1 < lengths
-        guess = jnp.where(keep, tokens[:, position + 1], guess)
-        return tokens.at[:, position + 1].set(guess), out.cache
-
-    empty = Cache(jnp.zeros(shape), jnp.zeros(shape))
-    return jax.lax.fori_loop(0, length - 1, step, (prompts, empty))[0]
+def answers(model, tokenizer, examples):
+    """What the model says to each prompt."""
+    asks = [encode_prompt(tokenizer, e.prompt, True, None) for e in examples]
+    capacity = bucket(max(map(len, asks)) + MOST)
+    writer = Writer(model, tokenizer.stop_ids, ROWS, capacity, MOST, (0.0, None, None))
+    found = dict(writer.answers(asks, [0] * len(asks)))
+    return [tokenizer.decode(found[i]) for i in range(len(asks))]
 
 
-def responses(graph, params, tokenizer, examples, length):
-    """What the model answers to each prompt."""
-    asks = [
-        tokenizer.encode(
-            f"<|im_start|>user\n{e.prompt}<|im_end|>\n<|im_start|>assistant\n"
-        ).ids
-        for e in examples
-    ]
-    prompts = np.stack([t.pad_to(a, length) for a in asks])
-    sizes = np.array([len(a) for a in asks])
-    for row, size in zip(np.asarray(write(graph, params, prompts, sizes)), sizes):
-        ids = row[size:].tolist()
-        yield tokenizer.decode(ids[: ids.index(END)] if END in ids else ids)
+def interval(right, count, z=1.96):
+    """The 95% interval of a share (Wilson 1927)."""
+    share, wide = right / count, z * z / count
+    middle = (share + wide / 2) / (1 + wide)
+    reach = z * math.sqrt(share * (1 - share) / count + wide / count / 4) / (1 + wide)
+    return middle - reach, middle + reach
 
 
-def load_params(folder):
-    """The parameters of a run."""
-    file = folder / "state.safetensors"
-    arrays, notes = t.load_file(file), t.read_notes(file)
-    grown = notes["step"] > notes["grow_at"]
-    layers = t.TINY.num_hidden_layers if grown else notes["few_layers"]
-    config = replace(t.TINY, num_hidden_layers=layers)
-    graph, params = nnx.split(Transformer(config, rngs=nnx.Rngs(0)))
-    leaves, shape = jax.tree.flatten(params)
-    loaded = [jnp.asarray(arrays[str(i)]) for i in range(len(leaves))]
-    return graph, jax.tree.unflatten(shape, loaded)
-
-
-def main():
+def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, default=t.HERE / "runs" / "tiny")
-    parser.add_argument("--tokenizer", default=str(t.HERE / "tokenizer/tokenizer.json"))
-    parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--length", type=int, default=320)
-    parser.add_argument("--show", type=int, default=2)
-    args = parser.parse_args()
-    tokenizer = Tokenizer.from_file(args.tokenizer)
-    graph, params = load_params(args.folder)
-    result = {"step": t.read_notes(args.folder / "state.safetensors")["step"]}
+    parser.add_argument("--model", default=str(HERE.parent / "weights" / "tiny"))
+    parser.add_argument("--count", type=int, default=500, help="prompts of each kind and split")
+    parser.add_argument("--show", type=int, default=0, help="answers to print, wrong ones first")
+    args = parser.parse_args(argv)
+    model, tokenizer = dflash_lite.load(args.model)
     for kind in textgen.KINDS:
         for split in ("fresh", "heldout"):
             examples = [textgen.sample(kind, i, split) for i in range(args.count)]
-            said = list(responses(graph, params, tokenizer, examples, args.length))
+            said = answers(model, tokenizer, examples)
             right = [textgen.check(e, s) for e, s in zip(examples, said)]
-            result[f"{kind}_{split}"] = sum(right) / len(right)
-            for e, s in list(zip(examples, said))[: args.show]:
-                print(f"--- {e.template}\n{e.prompt}\n>>> {s}\n(right: {e.answer})")
-    print(json.dumps(result))
+            low, high = interval(sum(right), len(right))
+            order = sorted(range(len(right)), key=lambda i: right[i])
+            for i in order[: args.show]:
+                e = examples[i]
+                print(f"--- {e.template}: {right[i]}\n{e.prompt}\n>>> {said[i]}\n({e.answer})")
+            found = {"right": sum(right) / len(right), "low": low, "high": high}
+            found = {name: round(value, 4) for name, value in found.items()}
+            line = {"kind": kind, "split": split, "count": len(right), **found}
+            print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

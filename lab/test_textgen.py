@@ -1,6 +1,7 @@
 import contextlib
 import hashlib
 import io
+import json
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import make_prompts
 import oracle
 import pytest
 import textgen
@@ -179,3 +181,25 @@ def test_throughput_is_printed():
         begin = time.perf_counter()
         draw(kind, 300, start=10**6)
         print(f"{kind}: {300 / (time.perf_counter() - begin):,.0f} a second")
+
+
+def written(file, *words):
+    make_prompts.main([str(file), *words])
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_prompt_files_hold_no_prompt_twice(tmp_path):
+    train = written(tmp_path / "train.jsonl", "--count", "200")
+    held = written(tmp_path / "held.jsonl", "--split", "heldout", "--count", "30",
+                   "--without", str(tmp_path / "train.jsonl"))  # fmt: skip
+    texts = [row["prompt"] for row in train + held]
+    assert len(set(texts)) == len(texts) == 3 * 230
+    assert [row["set"] for row in held] == ["math"] * 30 + ["code"] * 30 + ["chat"] * 30
+
+
+def test_prompts_of_other_files_are_left_out(tmp_path):
+    first = written(tmp_path / "a.jsonl", "--split", "fresh", "--count", "5")
+    rest = written(tmp_path / "b.jsonl", "--split", "fresh", "--count", "5",
+                   "--without", str(tmp_path / "a.jsonl"))  # fmt: skip
+    both = written(tmp_path / "c.jsonl", "--split", "fresh", "--count", "10")
+    assert {row["prompt"] for row in first + rest} == {row["prompt"] for row in both}

@@ -3,13 +3,18 @@ import os
 import signal
 from dataclasses import replace
 
+import evaluate_target
+import export_target
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import textgen
 import train_target as t
 from flax import nnx
 
+import dflash_lite
+from dflash_lite.checkpoints import hub_tokenizer
 from dflash_lite.transformer import Transformer
 
 SMALL = replace(
@@ -124,6 +129,42 @@ def test_packed_chats_do_not_see_each_other():
     plain = Transformer(SMALL, rngs=nnx.Rngs(1))
     alone = plain.logits(plain(tokens[:, 4:]).hidden)
     assert np.allclose(both[:, 4:], alone, atol=1e-4)
+
+
+def test_a_run_is_exported_and_answers(tmp_path, capsys):
+    t.main(arguments(tmp_path / "run", steps=4))
+    export_target.main([f"--folder={tmp_path / 'run'}", f"--out={tmp_path / 'out'}"])
+    model, tokenizer = dflash_lite.load(tmp_path / "out")
+    run = t.load_run(tmp_path / "run")
+    assert replace(model.config, rope=run.config.rope) == run.config
+    assert model.config.rope.theta == 10_000 and model.config.num_hidden_layers == 4
+    near = zip(jax.tree.leaves(model), jax.tree.leaves(run), strict=True)
+    assert all(np.allclose(a, b, rtol=2**-8) for a, b in near)
+    capsys.readouterr()
+    evaluate_target.main([f"--model={tmp_path / 'out'}", "--count=3"])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["count"] for line in lines] == [3] * 6
+
+
+def test_answers_are_judged_right_or_wrong(monkeypatch):
+    monkeypatch.setattr(evaluate_target, "Writer", Perfect)
+    examples = [textgen.sample("math", i, "fresh") for i in range(4)]
+    tokenizer = hub_tokenizer(t.HERE / "tokenizer")
+    said = evaluate_target.answers(examples, tokenizer, examples)
+    assert said == [e.response for e in examples]
+    assert all(textgen.check(e, s) for e, s in zip(examples, said))
+    assert not textgen.check(examples[0], said[0] + "1")
+
+
+class Perfect:
+    """Writes the responses of the generator, last one first."""
+
+    def __init__(self, examples, *_):
+        self.examples, self.tokenizer = examples, hub_tokenizer(t.HERE / "tokenizer")
+
+    def answers(self, asks, seeds):
+        for i in reversed(range(len(asks))):
+            yield i, self.tokenizer.encode(self.examples[i].response)
 
 
 def test_exact_matches_counts_whole_examples():

@@ -40,7 +40,7 @@ TINY = ModelConfig(
     num_attention_heads=8,
     num_key_value_heads=2,
     head_dim=64,
-    max_position_embeddings=1024,
+    max_position_embeddings=512,
     tie_word_embeddings=True,
     rope=RopeConfig(theta=10_000.0),
 )
@@ -288,6 +288,19 @@ def exact_matches(predict, params, tokens, answers, segments):
             total += len(names)
             right += sum(not row[numbers == n].any() for n in names)
     return right / total
+
+
+def load_run(folder):
+    """The model of a run, as it is now."""
+    file = folder / "state.safetensors"
+    arrays, notes = load_file(file), read_notes(file)
+    grown = notes["step"] > notes["grow_at"]
+    layers = TINY.num_hidden_layers if grown else notes["few_layers"]
+    config = replace(TINY, num_hidden_layers=layers)
+    graph, params = nnx.split(Transformer(config, rngs=nnx.Rngs(0)))
+    leaves, shape = jax.tree.flatten(params)
+    loaded = [jnp.asarray(arrays[str(i)]) for i in range(len(leaves))]
+    return nnx.merge(graph, jax.tree.unflatten(shape, loaded))
 
 
 def evaluate(predict, params, sets):

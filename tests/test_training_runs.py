@@ -59,7 +59,7 @@ def run(hub, monkeypatch):
     monkeypatch.setattr(runs, "keep_programs", lambda: None)
 
     def run(*arguments, model=hub):
-        words = [*map(str, arguments), "--model", str(model)]
+        words = [*map(str, arguments), *(["--model", str(model)] if model else [])]
         found = CliRunner().invoke(runs.train_app, words)
         if found.exception and not isinstance(found.exception, SystemExit):
             raise found.exception
@@ -189,6 +189,94 @@ def test_ctrl_c_saves_a_run_that_goes_on(hub, answers, tmp_path):
     assert "The drafter is in" in second.stdout and "step 0:" not in second.stdout
     steps = [m["step"] for m in training.read_metrics(folder) if "loss" in m]
     assert steps == list(range(1, 301))
+
+
+# Targets
+# -------
+
+TEXTS = [("Say hi!", "hello", "chat"), ("x", "the end", "chat"), ("1 + 1", "22", "math"),
+         ("1 + 2", "33", "math")]  # fmt: skip
+SIZES = ("--layers 2 --hidden-size 32 --heads 2 --rows 4 --rate 0.01 --longest 64 "
+         "--steps 60 --evaluate-every 30").split()  # fmt: skip
+
+
+@pytest.fixture
+def texts(tmp_path):
+    path = tmp_path / "texts.jsonl"
+    lines = [json.dumps(dict(zip(("prompt", "response", "set"), text))) for text in TEXTS]
+    path.write_text("\n".join(lines) + "\n\n")
+    return path
+
+
+def test_a_target_is_trained_from_nothing_and_answers(run, hub, texts, tmp_path):
+    words = ("target", texts, tmp_path / "run", "--tokenizer", hub, "--held-out", texts, *SIZES)
+    code, said, err = run(*words, model=None)
+    assert code == 0, err
+    lines = said.splitlines()
+    assert [line.split(":")[0] for line in lines[:-1]] == ["step 0", "step 30", "step 60"]
+    assert lines[-2] == "step 60: held out chat 2.000, math 2.000"  # every next token is right
+    assert lines[-1] == f"The model is in {tmp_path / 'run' / 'model'}"
+    model, tokenizer = dflash_lite.load(tmp_path / "run" / "model")
+    assert (model.config.num_hidden_layers, model.config.head_dim) == (2, 16)
+    assert model.config.intermediate_size == 88 and model.config.max_position_embeddings == 64
+    for prompt, response, _ in TEXTS:
+        found = dflash_lite.generate(model, tokenizer, prompt, max_new_tokens=16)
+        assert found.text == response and found.finish_reason == "stop"
+
+
+def test_prompts_are_learnt_but_held_out_texts_begin_with_the_response(parts):
+    tokenizer = parts[1]
+    exchange = [runs.Exchange("Say hi!", "hello", "chat")]
+    whole, rest = (runs.encode_exchanges(tokenizer, exchange, w).texts[0] for w in (True, False))
+    assert whole.tokens.tolist() == rest.tokens.tolist()
+    assert (whole.start, whole.set, whole.prompt) == (1, "chat", rest.prompt)
+    answer = tokenizer.encode("hello", add_special_tokens=False)
+    assert rest.tokens[rest.start :].tolist() == [*answer, tokenizer.stop_ids[0]]
+
+
+def test_a_dry_run_of_a_target_writes_nothing(run, hub, texts, tmp_path):
+    words = ("target", texts, tmp_path / "run", "--tokenizer", hub, *SIZES, "--dry-run")
+    code, said, _ = run(*words, model=None)
+    lines = {line.split("  ")[0]: line.split("  ")[-1].strip() for line in said.splitlines()}
+    assert code == 0 and not (tmp_path / "run").exists()
+    assert (lines["texts"], lines["steps"].split()[0]) == ("4", "60,")
+
+
+@pytest.mark.parametrize(
+    "lines, message",
+    [
+        ("", "has no texts; expected lines like"),
+        ('{"prompt": "a"}', "texts.jsonl, line 1 is"),
+        ('{"prompt": "a", "response": "b"}\n[]', "texts.jsonl, line 2 is '[]'"),
+        ('{"prompt": "a", "response": 1}', "line 1 is"),
+        ('{"prompt": "a", "response": ""}', "line 1 is"),
+        ("\xff", "is not UTF-8: byte 0"),
+        (None, "The texts cannot be read from"),
+    ],
+)
+def test_texts_that_are_none(run, hub, tmp_path, lines, message):
+    path = tmp_path / "texts.jsonl"
+    if lines is not None:
+        path.write_bytes(lines.encode("latin-1"))
+    words = ("target", path, tmp_path / "out", "--tokenizer", hub)
+    code, _, err = run(*words, model=None)
+    assert code == 1 and message in err and len(err.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--heads", "3", "--kv-heads", "2"], "num_key_value_heads is 2"),
+        (["--hidden-size", "34", "--heads", "2"], "head_dim is 17"),
+        (["--rate", "-1"], "rate is -1"),
+        (["--tokenizer", "nowhere"], "nowhere"),
+    ],
+)
+def test_sizes_that_are_impossible(run, hub, texts, tmp_path, words, message):
+    code, _, err = run("target", texts, tmp_path / "out", "--tokenizer", hub, *words, model=None)
+    assert code == 1 and message in err and len(err.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
 
 
 # Choices that need the data

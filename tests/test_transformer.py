@@ -10,8 +10,12 @@ import numpy as np
 import pytest
 from flax import nnx
 from goldens import GOLDEN, read_golden
+from helpers import write_hub
+from safetensors.numpy import load_file, save_file
 
 import dflash_lite
+from dflash_lite import transformer
+from dflash_lite.checkpoints import read_safetensors
 from dflash_lite.transformer import FEW_ROWS, Linear, matmul
 
 NAMES = sorted(path.stem for path in (GOLDEN / "checkpoints").glob("*.npz"))
@@ -118,3 +122,53 @@ def test_linear_stacks_products_and_biases(rows):
     for part, expected in zip(found, np.split(whole, [6, 8], axis=1), strict=True):
         np.testing.assert_allclose(part[0], expected, atol=1e-5)
 
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("changes", [
+    {"model_type": "qwen3", "rope_theta": 5e5},
+    {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True},
+    {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+])  # fmt: skip
+def test_what_is_written_is_read_back(tmp_path, changes, dtype):
+    source = write_hub(tmp_path / "source", **{"attention_bias": False, **changes})
+    if changes.get("attention_bias"):
+        add_biases(source)
+    model, tokenizer = dflash_lite.load(source, dtype=dtype)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "config.json").write_text("old")
+    dflash_lite.save_model(model, tokenizer, tmp_path / "out", dtype)
+    again, words = dflash_lite.load(tmp_path / "out", dtype=dtype)
+    assert again.config == model.config
+    leaves = zip(jax.tree.leaves(model), jax.tree.leaves(again), strict=True)
+    assert all((a == b).all() and a.dtype == b.dtype for a, b in leaves)
+    assert words.encode("Say the word") == tokenizer.encode("Say the word")
+    fields = ("stop_ids", "template", "specials")
+    assert all(getattr(words, name) == getattr(tokenizer, name) for name in fields)
+    files = (tmp_path / name / "model.safetensors" for name in ("source", "out"))
+    before, after = map(read_safetensors, files)
+    assert set(before) == set(after) and after["model.norm.weight"].dtype == dtype
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+
+
+def add_biases(folder):
+    tensors = load_file(folder / "model.safetensors")
+    for name, array in list(tensors.items()):
+        if "_proj.weight" in name:
+            bias = np.arange(array.shape[0], dtype=np.float32) / array.shape[0]
+            tensors[name.replace(".weight", ".bias")] = bias
+    save_file(tensors, folder / "model.safetensors")
+
+
+def test_a_folder_keeps_its_files_when_writing_fails(tmp_path, monkeypatch):
+    source = write_hub(tmp_path / "source")
+    model, tokenizer = dflash_lite.load(source)
+    before = {path.name: path.read_bytes() for path in source.iterdir()}
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(transformer, "save_file", full)
+    with pytest.raises(OSError):
+        dflash_lite.save_model(model, tokenizer, source)
+    assert {path.name: path.read_bytes() for path in source.iterdir()} == before
