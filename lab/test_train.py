@@ -3,6 +3,7 @@ import os
 import signal
 from dataclasses import replace
 
+import draw_curve
 import evaluate_target
 import export_target
 import jax
@@ -177,3 +178,19 @@ def test_exact_matches_counts_whole_examples():
     wrong[:, 2] = 99  # a prompt's token does not count
     assert t.exact_matches(lambda *_: right, None, tokens, answers, segments) == 1
     assert t.exact_matches(lambda *_: wrong, None, tokens, answers, segments) == 7 / 8
+
+
+def test_a_curve_keeps_what_the_metrics_say(tmp_path):
+    lines = [{"event": "start"}, *({"step": s, "loss": 2.0} for s in range(1, 401)),
+             {"step": 400, "exact_math_fresh": 0.5, "exact_chat_fresh": 0.25},
+             {"step": 200, "held_out": {"math": 1.5}}]  # fmt: skip
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    draw_curve.main([str(tmp_path), str(tmp_path / "out")])
+    kept = [json.loads(x) for x in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    losses = [row for row in kept if "loss" in row]
+    assert len(losses) == draw_curve.LINES and {row["loss"] for row in losses} == {2.0}
+    assert kept[-2:] == [{"step": 200, "held_out": {"math": 1.5}},
+                         {"step": 400, "held_out": {"math_fresh": 0.5, "chat_fresh": 0.25}}]
+    picture = (tmp_path / "out" / "curve.svg").read_bytes()
+    draw_curve.main([str(tmp_path), str(tmp_path / "again")])
+    assert (tmp_path / "again" / "curve.svg").read_bytes() == picture and b"math, fresh" in picture
