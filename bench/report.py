@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 NAME, PLOT, PAGING = "decoding.json", "decoding.svg", "paging.json"
 EXACTNESS, SPECULATION, SWEEP = "exactness.json", "speculation.json", "sweep.json"
+STUDY = "study.json"
 BLOCK = re.compile(r"(<!-- bench:(\w+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 ALT = (
     "Two plots. Left: tokens per second of each library, a bar each. Right: milliseconds of a "

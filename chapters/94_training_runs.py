@@ -230,9 +230,10 @@ def unused_token(model: Any, tokenizer: Any, data: Any) -> int:
         UserError: there is none.
     """
     count, known = model.config.vocab_size, tokenizer.backend.get_vocab_size()
-    if known < count:
-        return known
-    used = {int(token) for text in data.texts for token in set(text.tokens)}
+    used = set(np.unique(np.concatenate([text.tokens for text in data.texts])))
+    behind = [token for token in range(known, count) if token not in used]
+    if behind:
+        return behind[0]
     special = tokenizer.backend.get_added_tokens_decoder()
     free = sorted(set(special) - used - set(tokenizer.stop_ids))
     if not free:

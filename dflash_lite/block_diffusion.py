@@ -332,6 +332,7 @@ class BlockDrafter(Speculative):
         known = some_known(keys, labels.shape)
         slots = jnp.where(known, labels, self.mask_token_id)
         scores = self.scores(batch.tokens, anchors, valid, slots)
+        labels = jnp.where(labels == self.mask_token_id, -1, labels)
         labels = to_draft(labels, self.vocabulary)
         weights = slot_weights(self.block)
         loss, sums = block_loss(scores, labels, there & ~known, weights)

@@ -3,12 +3,14 @@
 import copy
 import json
 import sys
+from collections import Counter
 from types import SimpleNamespace
 
 import gguf
 import jax
 import numpy as np
 import pytest
+from helpers import write_hub
 
 import dflash_lite
 from bench import (
@@ -21,11 +23,12 @@ from bench import (
     ratios,
     report,
     speculation,
+    study,
     sweep,
     visits as visits_of,
 )
 from bench.__main__ import rotate
-from dflash_lite import benchmark, decoding, paged_attention
+from dflash_lite import benchmark, decoding, paged_attention, training
 from tpu_check.chips import Chip
 from tpu_check.models import shapes
 
@@ -545,3 +548,68 @@ def test_the_prediction_by_hand():
     found = {row[0]: row[1:] for row in rows(published.table())}
     assert found["math500"] == ["8.80", "8.02", "0.41 / 1.40", "7.15 / 5.73", "12.3"]
     assert published.TABLE.keys() < found.keys()
+
+
+# The study of four drafters
+
+
+@pytest.fixture(scope="module")
+def small_study(tmp_path_factory):
+    """A study on a model of a few thousand weights: its arguments, a folder, its results."""
+    place = tmp_path_factory.mktemp("study")
+    model = write_hub(place / "model", num_hidden_layers=6, vocab_size=280)  # some for masks
+    asked = [("Say hi!", "chat"), ("the in", "math"), ("What?", "chat"), ("er er", "code")]
+    parts = dflash_lite.load(model)
+    training.write_responses(*parts, asked, place / "data", max_new_tokens=24, rows=4,
+                             progress=False)  # fmt: skip
+    lines = [{"prompt": "hello there", "set": "chat"}, {"prompt": "1 + 1", "set": "math"}]
+    (place / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    words = ["DATA", "--prompts", "PROMPTS", "--model", "MODEL", "--seeds", "1", "--steps", "2",
+             "--rows", "2", "--minutes", "0.001", "--blocks", "3", "--per-set", "1",
+             "--tokens", "12", "--runs", "1", "--place", "RUNS", "--output", "OUT"]  # fmt: skip
+    names = {"DATA": place / "data", "PROMPTS": place / "prompts.jsonl", "MODEL": model,
+             "RUNS": place / "runs", "OUT": place / "study.json"}  # fmt: skip
+    words = [str(names.get(word, word)) for word in words]
+    patch = pytest.MonkeyPatch()
+    patch.setattr(study, "BATCHES", (2,))
+    patch.setitem(study.SIZES, str(model), study.Sizes(1, 1, 16, 4, 3, 0, (1, 3, 5)))
+    assert study.main(words) == 0
+    yield words, place
+    patch.undo()
+
+
+def test_the_study_has_every_drafter_budget_and_block(small_study):
+    _, place = small_study
+    found = json.loads((place / "study.json").read_text())["found"]
+    assert Counter((row["kind"], row["budget"]) for row in found["trained"]) == {
+        (kind, budget): 1 for kind in study.KINDS for budget in (study.STEPS, study.TIME)
+    }
+    equal = {row["steps"] for row in found["trained"] if row["budget"] == study.STEPS}
+    assert equal == {2}
+    rows = {(row["kind"], row["budget"], row["block"], row["set"]) for row in found["rows"]}
+    assert len(rows) == len(found["rows"]) == 5 * 2 * 3  # with plain; math, chat and all
+    for row in found["rows"]:
+        assert row["mismatches"] == row["near_ties"], row
+        if row["kind"] != study.PLAIN:
+            assert 1 <= row["acceptance_length"] <= row["block"]
+            assert len(row["accepted_by_position"]) == row["block"] - 1
+    batches = {(row["kind"], row["batch"], row["temperature"]) for row in found["batches"]}
+    assert len(batches) == 4 * 2
+
+
+def test_what_the_study_has_is_not_made_again(small_study, monkeypatch):
+    words, place = small_study
+    before = (place / "study.json").read_bytes()
+    monkeypatch.setattr(study, "train_unit", None)
+    monkeypatch.setattr(study, "measure_block", None)
+    monkeypatch.setattr(study, "measure_batch", None)
+    assert study.main(words) == 0
+    assert (place / "study.json").read_bytes() == before
+
+
+def test_the_best_block_is_that_of_the_median_speedup():
+    speeds = {2: (1.0, 1.1, 1.2), 4: (0.5, 1.15, 3.0), 8: (0.1, 1.12, 1.13)}
+    rows = [{"kind": "EAGLE-3", "set": "all", "block": block, "speedup": value}
+            for block, values in speeds.items() for value in values]
+    rows.append({"kind": "EAGLE-3", "set": "math", "block": 16, "speedup": 9.0})
+    assert study.best_blocks(rows) == {"EAGLE-3": 4}

@@ -255,9 +255,13 @@ def test_what_training_tells():
     assert abs(counts - 240).max() < 4.5 * np.sqrt(1200 * 0.2 * 0.8)
 
 
-def test_the_loss_scores_hidden_slots_and_counts_whole_blocks(either):
+@pytest.mark.parametrize("wild", [False, True], ids=["", "a text has the mask"])
+def test_the_loss_scores_hidden_slots_and_counts_whole_blocks(either, wild):
     drafter = either
     batch, key = texts(), jax.random.key(4)
+    if wild:
+        middle = (int(batch.starts[0]) + int(batch.lengths[0])) // 2
+        batch = batch._replace(tokens=batch.tokens.at[0, middle].set(MASK))
     loss, sums = jax.jit(bd.BlockDrafter.loss)(drafter, None, batch, key)
     keys = training.row_keys(key, 3)
     anchors, valid = map(np.asarray, training.draw_anchors(keys, batch, 6))

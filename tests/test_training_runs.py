@@ -297,6 +297,8 @@ def made_up_target(vocab, known, special, stops=(2,)):
 def test_the_mask_is_a_token_of_no_text():
     data = made_up([0, 1, 5, 9])
     assert runs.unused_token(*made_up_target(16, 12, ()), data) == 12  # behind the tokenizer's
+    assert runs.unused_token(*made_up_target(16, 8, ()), data) == 8
+    assert runs.unused_token(*made_up_target(16, 9, ()), data) == 10  # the text has 9
     assert runs.unused_token(*made_up_target(12, 12, (0, 1, 2, 4)), data) == 4
     with pytest.raises(dflash_lite.UserError, match="--mask"):
         runs.unused_token(*made_up_target(12, 12, (0, 1, 2)), data)  # 2 ends texts
