@@ -90,6 +90,18 @@ def test_a_run_resumes_before_and_at_its_longer_rows(tmp_path):
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
 
 
+def test_a_run_goes_on_from_a_model(tmp_path):
+    t.main(arguments(tmp_path / "first", steps=4))
+    export_target.main([f"--folder={tmp_path / 'first'}", f"--out={tmp_path / 'model'}"])
+    more = {"begin": tmp_path / "model", "first-row": 8, "rate": 1e-9}
+    t.main(arguments(tmp_path / "second", steps=2, **more))
+    begun, found = t.load_run(tmp_path / "first"), t.load_run(tmp_path / "second")
+    assert found.config.num_hidden_layers == 4
+    near = zip(jax.tree.leaves(begun), jax.tree.leaves(found), strict=True)
+    assert all(np.allclose(a, b, rtol=2**-8, atol=1e-6) for a, b in near)
+    assert t.batch_plan(0, 2, 128, 100, 8)[0] == 8 == t.batch_plan(4, 2, 128, 100)[0]
+
+
 def test_workers_make_the_same_batches(tmp_path):
     t.main(arguments(tmp_path / "alone", steps=3))
     t.main(arguments(tmp_path / "helped", steps=3, workers=1))

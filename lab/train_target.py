@@ -28,7 +28,7 @@ from packing import make_batch, read_tokenizer
 from safetensors.numpy import load_file, save_file
 
 from dflash_lite.checkpoints import ModelConfig, RopeConfig
-from dflash_lite.transformer import Transformer
+from dflash_lite.transformer import Transformer, load
 
 HERE = Path(__file__).parent
 TINY = ModelConfig(
@@ -179,16 +179,17 @@ def grow_run(params, state, layers):
     return grown(params, silent), state
 
 
-def batch_plan(step, rows, length, long_at):
+def batch_plan(step, rows, length, long_at, first_row=0):
     """First row, rows and length of a step's batch.
 
     From step `long_at` on, half as many rows are twice as long. No row comes
-    twice.
+    twice. `first_row` is that of step 0.
     """
     late = max(0, step - long_at)
+    first = first_row + min(step, long_at) * rows + late * (rows // 2)
     if step < long_at:
-        return step * rows, rows, length
-    return long_at * rows + late * (rows // 2), rows // 2, 2 * length
+        return first, rows, length
+    return first, rows // 2, 2 * length
 
 
 def batches(tokenizer_file, first, last, plan, workers):
@@ -324,13 +325,15 @@ def parse(argv=None):
     add = parser.add_argument
     add("--folder", type=Path, default=HERE / "runs" / "tiny")
     add("--tokenizer", default=str(HERE / "tokenizer" / "tokenizer.json"))
-    add("--steps", type=int, default=7000)
+    add("--steps", type=int, default=6000)
     add("--rows", type=int, default=6)
     add("--length", type=int, default=256)
-    add("--long-at", type=int, default=6500, help="the step that doubles the length")
+    add("--long-at", type=int, default=5600, help="the step that doubles the length")
     add("--rate", type=float, default=1e-3)
     add("--few-layers", type=int, default=2, help="layers until --grow-at")
     add("--grow-at", type=int, default=2600, help="the step that adds layers")
+    add("--begin", type=Path, help="a model to go on from, with fresh moments")
+    add("--first-row", type=int, default=0, help="of the texts; a new run's 0")
     add("--workers", type=int, default=0)
     add("--evaluate-every", type=int, default=250)
     add("--log-every", type=int, default=10)
@@ -352,6 +355,8 @@ class Trainer:
     def __init__(self, args):
         args.folder.mkdir(parents=True, exist_ok=True)
         self.args, self.stop, self.losses = args, False, []
+        if args.begin:
+            args.grow_at = -1  # it has all layers
         self.settings = {k: getattr(args, k) for k in SETTINGS}
         self.dtype, self.rates = compute_dtype(), schedule(args.steps, args.rate)
         self.transform = optimizer(args.steps, args.rate)
@@ -359,6 +364,8 @@ class Trainer:
         self.step = read_notes(file)["step"] if file.exists() else 0
         few = self.step <= args.grow_at
         params = self.build(args.few_layers if few else TINY.num_hidden_layers)
+        if args.begin and not self.step:
+            params = nnx.state(load(args.begin)[0])
         self.params, self.state = params, self.transform.init(params)
         self.seconds = 0.0
         if file.exists():
@@ -416,8 +423,9 @@ class Trainer:
         last = min(a.steps, self.step + (a.stop_after or a.steps))
         self.saved = self.mark = time.monotonic()
         plan = partial(
-            batch_plan, rows=a.rows, length=a.length, long_at=a.long_at
-        )
+            batch_plan, rows=a.rows, length=a.length, long_at=a.long_at,
+            first_row=a.first_row,
+        )  # fmt: skip
         for data in batches(a.tokenizer, self.step, last, plan, a.workers):
             if self.step == a.grow_at:
                 self.grow()
@@ -439,7 +447,7 @@ class Trainer:
 
 # What a resumed run must share with its beginning.
 SETTINGS = (
-    "steps", "rows", "length", "long_at", "rate", "few_layers", "grow_at"
+    "steps", "rows", "length", "long_at", "first_row", "rate", "few_layers", "grow_at"
 )  # fmt: skip
 
 
