@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from test_checkpoints import JSON
 
 import dflash_lite
-from dflash_lite import dflash, eagle
+from dflash_lite import dflash, transformer
 from dflash_lite.checkpoints import ModelConfig, UserError
 from dflash_lite.decoding import decode, generate, make_sampling, prefill
 from dflash_lite.paged_attention import PagedMemory
@@ -661,7 +661,7 @@ def test_a_write_that_fails_leaves_the_old_drafter(pair, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(eagle, "save_file", full)
+    monkeypatch.setattr(transformer, "save_file", full)
     with pytest.raises(OSError):
         dflash_lite.save_drafter(dflash.new_drafter(model, 3, layers=1), tmp_path)
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
