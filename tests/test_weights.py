@@ -89,6 +89,18 @@ def test_a_chapter_without_the_table_is_an_error(copy):
     assert "Traceback" not in found.stderr
 
 
+def test_tiny_does_what_its_card_says(monkeypatch):
+    """40 problems of the generator in lab/, which no training has seen."""
+    monkeypatch.syspath_prepend(str(ROOT / "lab"))
+    import evaluate_target
+    import textgen
+
+    examples = [textgen.sample("math", 10_000 + i, "fresh") for i in range(40)]
+    said = evaluate_target.answers(*dflash_lite.load("tiny"), examples)
+    right = sum(map(textgen.check, examples, said))
+    assert right >= 24, f"{right} of 40; the card's 82% give fewer than 24 once in 1,000 draws"
+
+
 def drafters():
     return [folder.name for folder in FOLDERS if "-" in folder.name.removeprefix("smollm2-135m")]
 
