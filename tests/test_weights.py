@@ -98,7 +98,7 @@ def test_tiny_does_what_its_card_says(monkeypatch):
     examples = [textgen.sample("math", 10_000 + i, "fresh") for i in range(40)]
     said = evaluate_target.answers(*dflash_lite.load("tiny"), examples)
     right = sum(map(textgen.check, examples, said))
-    assert right >= 24, f"{right} of 40; the card's 82% give fewer than 24 once in 1,000 draws"
+    assert right >= 24, f"{right} of 40; the card's 82% give fewer than 24 once in 3,000 draws"
 
 
 def drafters():
