@@ -1,15 +1,14 @@
 """Four drafters that learn from the same texts: what each guesses, and what it is worth.
 
     python -m bench.study DATA --prompts FILE [--model tiny] [--seeds 3] [--steps 2000]
-        [--minutes 10] [--blocks 2 4 8 12 16] [--per-set 8] [--runs 3]
+        [--minutes 10] [--blocks 2 4 6 8 12 16] [--per-set 8] [--runs 3]
 
 DATA is a folder that `dflash-lite train data` has filled, FILE holds prompts that are not in it. A
 draft model, EAGLE-3, DFlash and DFlash without the target's features train on the same batches in
 the same order for the same number of steps; and once more each for the same time. Then
 `dflash-lite bench` measures them beside plain decoding for each size of a block, and beside it
-batches and a temperature. Runs and results lie in build/study/, and the same command goes on from
-there; the results so far are committed as bench/results/study.json. Measure on a machine that does
-nothing else.
+batches and a temperature. Runs lie in build/study/, and bench/results/study.json has what is done
+after each part; the same command goes on from there. Measure on a machine that does nothing else.
 """
 
 import argparse
@@ -232,11 +231,13 @@ def best_blocks(rows: list[dict]) -> dict[str, int]:
 
     best = {}
     for kind in KINDS:
-        ours = [row for row in rows if row["kind"] == kind and row["set"] == "all"]
-        blocks = sorted({row["block"] for row in ours})
-        middle = lambda b: median(row["speedup"] for row in ours if row["block"] == b)  # noqa: B023
-        if blocks:
-            best[kind] = max(blocks, key=middle)
+        speeds: dict[int, list[float]] = {}
+        for row in rows:
+            if row["kind"] == kind and row["set"] == "all":
+                speeds.setdefault(row["block"], []).append(row["speedup"])
+        middle = {block: median(values) for block, values in sorted(speeds.items())}
+        if middle:
+            best[kind] = max(middle, key=middle.__getitem__)
     return best
 
 

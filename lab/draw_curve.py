@@ -11,10 +11,8 @@ import json
 from pathlib import Path
 
 import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-import numpy as np  # noqa: E402
+import matplotlib.pyplot as plt
+import numpy as np
 
 LINES = 200  # of losses that are kept, at most
 STYLE = {"svg.hashsalt": "dflash_lite", "svg.fonttype": "none", "axes.spines.top": False,
@@ -69,6 +67,7 @@ def main(argv=None):
     parser.add_argument("run", type=Path)
     parser.add_argument("out", type=Path)
     args = parser.parse_args(argv)
+    matplotlib.use("Agg")  # no window
     losses, measured = read(args.run)
     if not losses:
         raise SystemExit(f"{args.run / 'metrics.jsonl'} has no losses; is this a run's folder?")
